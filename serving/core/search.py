@@ -1,0 +1,282 @@
+"""Greedy and beam search as pure bookkeeping: candidates in, parents and next tokens out.
+
+A search decodes one source and owns one group of rows. Each step the caller runs the model on every live row with
+`tokens` at `position`, hands the best `candidates` continuations of each row to `advance`, and reorders its
+recurrent and cache state by the parents that `advance` returns. Nothing here knows batches, graphs or models, so
+a source's result cannot depend on its neighbours.
+
+Stopping (beam): log-probabilities only fall, so the best score a live row can still reach is its sum divided by
+the largest length penalty. A row that cannot reach the `nbest`-th finished score any more is dropped; the search
+ends when no row is left. Hence the best hypothesis is the same for every `nbest`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.core.errors import InvalidInput
+from serving.core.types import Hypothesis, SearchOptions, SpecialIds, StopReason
+
+LONGEST_BLOCK = 8
+LEAST_REPEATS = 4
+LEAST_SPAN = 12
+
+
+def repeated_tail(tokens: Sequence[int]) -> int:
+    """Length of the block whose repetition ends `tokens`, 0 if there is none.
+
+    The rule: a block of 1 to 8 tokens stands at least 4 times in a row, over at least 12 tokens.
+    """
+    count = len(tokens)
+    for block in range(1, min(LONGEST_BLOCK, count // LEAST_REPEATS) + 1):
+        span = max(LEAST_REPEATS * block, LEAST_SPAN)
+        if span > count or tokens[-1] != tokens[-1 - block]:
+            continue
+        if all(tokens[-1 - i] == tokens[-1 - i - block] for i in range(span - block)):
+            return block
+    return 0
+
+
+def has_repetition(tokens: Sequence[int]) -> bool:
+    """Whether `repeated_tail` would fire anywhere in `tokens`: a source that repeats may be translated so."""
+    if len(tokens) < LEAST_SPAN:
+        return False
+    return any(repeated_tail(tokens[:end]) for end in range(LEAST_SPAN, len(tokens) + 1))
+
+
+def _cut_repetition(tokens: list[int], block: int) -> list[int]:
+    """`tokens` with the repeated tail cut back to one occurrence of its block."""
+    end = len(tokens)
+    while end - 2 * block >= 0 and tokens[end - block : end] == tokens[end - 2 * block : end - block]:
+        end -= block
+    return tokens[:end]
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Wu et al. 2016, eq. 14: ((5 + length) / 6) ** alpha."""
+    return float(((5.0 + length) / 6.0) ** alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTask:
+    """What a search is started with. `source` holds the source's ids, end symbol included."""
+
+    source: Sequence[int]
+    options: SearchOptions
+    special: SpecialIds
+    position_limit: int  # decoder positions the model has; begin symbol and prefix take some of them
+    prefix: tuple[int, ...] = ()
+
+    def length_limit(self) -> int:
+        """Most tokens that may be generated after the prefix, the end symbol included."""
+        room = self.position_limit - len(self.prefix)
+        if room < 1:
+            raise InvalidInput(f"the prefix has {len(self.prefix)} tokens; at most {self.position_limit - 1} fit")
+        if self.options.forced_length is not None:
+            if self.options.forced_length > room:
+                raise InvalidInput(f"a forced length of {self.options.forced_length} is over the limit of {room}")
+            return self.options.forced_length
+        asked = int(self.options.max_length_ratio * len(self.source)) + self.options.max_length_margin
+        return max(1, min(asked, room))
+
+
+class Search(ABC):
+    """One group of rows. `rows` live rows take `tokens` at `position` next; it ends when `rows` is 0."""
+
+    def __init__(self, task: SearchTask) -> None:
+        self.options = task.options
+        self.eos = task.special.eos
+        self.limit = task.length_limit()
+        self.prefix = task.prefix
+        self.position = 0  # of the tokens to be fed next
+        self.tokens: list[int] = [task.special.bos]  # one a live row
+        self.watch = task.options.stop_repetition and task.options.forced_length is None
+        self.watch = self.watch and not has_repetition(task.source)
+
+    @property
+    def rows(self) -> int:
+        """Live rows."""
+        return len(self.tokens)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to run."""
+        return not self.tokens
+
+    @property
+    @abstractmethod
+    def candidates(self) -> int:
+        """How many continuations of each row `advance` wants."""
+
+    @property
+    @abstractmethod
+    def most_rows(self) -> int:
+        """Rows the group can grow to."""
+
+    def advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]:
+        """Take one step's candidates; return, for each row that lives on, the row its state comes from.
+
+        Args:
+            tokens: (rows, at least `candidates`) ids, best first.
+            scores: (rows, at least `candidates`) their log-probabilities.
+        """
+        fed = self.position
+        self.position += 1
+        if fed < len(self.prefix):  # the prefix is forced: what the model would have chosen does not matter
+            self.tokens = [self.prefix[fed]]
+            return [0]
+        return self._advance(tokens, scores)
+
+    @abstractmethod
+    def _advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]: ...
+
+    @abstractmethod
+    def hypotheses(self) -> list[Hypothesis]:
+        """The finished hypotheses, best first, at most `nbest`."""
+
+    def _hypothesis(self, generated: list[int], total: float, reason: StopReason, length: int) -> Hypothesis:
+        score = total / length_penalty(length, self.options.length_penalty)
+        return Hypothesis((*self.prefix, *generated), score, total, reason)
+
+
+class GreedySearch(Search):
+    """The likeliest token at every step."""
+
+    def __init__(self, task: SearchTask) -> None:
+        super().__init__(task)
+        self.generated: list[int] = []
+        self.total = 0.0
+        self.result: Hypothesis | None = None
+
+    @property
+    def candidates(self) -> int:
+        return 1 if self.options.forced_length is None else 2
+
+    @property
+    def most_rows(self) -> int:
+        return 1
+
+    def _advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]:
+        best = 0
+        if self.options.forced_length is not None and tokens[0, 0] == self.eos:
+            best = 1
+        token = int(tokens[0, best])
+        self.total += float(scores[0, best])
+        if token == self.eos:
+            return self._finish(StopReason.EOS, len(self.generated) + 1)
+        self.generated.append(token)
+        if self.watch and (block := repeated_tail(self.generated)):
+            length = len(self.generated)
+            self.generated = _cut_repetition(self.generated, block)
+            return self._finish(StopReason.REPETITION, length)
+        if len(self.generated) >= self.limit:
+            return self._finish(StopReason.LENGTH, len(self.generated))
+        self.tokens = [token]
+        return [0]
+
+    def _finish(self, reason: StopReason, length: int) -> list[int]:
+        self.result = self._hypothesis(self.generated, self.total, reason, length)
+        self.tokens = []
+        return []
+
+    def hypotheses(self) -> list[Hypothesis]:
+        return [self.result] if self.result is not None else []
+
+
+def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
+    """Sort key, best first: a loop that was cut loses against whatever ended by itself."""
+    return hypothesis.stop_reason is StopReason.REPETITION, -hypothesis.score
+
+
+class BeamSearch(Search):
+    """The `beam` likeliest partial outputs at every step, as in Sutskever et al. 2014, section 3.2."""
+
+    def __init__(self, task: SearchTask) -> None:
+        super().__init__(task)
+        self.beam = task.options.beam
+        self.largest_penalty = length_penalty(self.limit, task.options.length_penalty)
+        self.live: list[tuple[float, list[int]]] = [(0.0, [])]  # (sum of log-probabilities, generated) a row
+        self.finished: list[Hypothesis] = []  # best first
+
+    @property
+    def candidates(self) -> int:
+        return 2 * self.beam  # each row can lose one candidate to the end symbol and still fill the beam
+
+    @property
+    def most_rows(self) -> int:
+        return self.beam
+
+    def _advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]:
+        width = self.candidates
+        extensions = [
+            (self.live[row][0] + score, row, token)
+            for row, (ids, logs) in enumerate(zip(tokens[:, :width].tolist(), scores[:, :width].tolist(), strict=True))
+            for token, score in zip(ids, logs, strict=True)
+        ]
+        extensions.sort(key=lambda extension: (-extension[0], extension[1]))
+        parents, live = self._select(extensions)
+        if live and len(live[0][1]) >= self.limit:
+            for total, generated in live:
+                self.finished.append(self._hypothesis(generated, total, StopReason.LENGTH, len(generated)))
+            parents, live = [], []
+        self.finished.sort(key=_rank)
+        del self.finished[self.options.nbest :]
+        keep = [index for index, (total, _) in enumerate(live) if self._can_win(total)]
+        self.live = [live[index] for index in keep]
+        self.tokens = [generated[-1] for _, generated in self.live]
+        return [parents[index] for index in keep]
+
+    def _select(
+        self, extensions: list[tuple[float, int, int]]
+    ) -> tuple[list[int], list[tuple[float, list[int]]]]:
+        """Walk the extensions from the best: ends go to `finished`, the first `beam` others live on."""
+        parents: list[int] = []
+        live: list[tuple[float, list[int]]] = []
+        for rank, (total, row, token) in enumerate(extensions):
+            if len(live) == self.beam:
+                break
+            past = self.live[row][1]
+            if token == self.eos:
+                # Only an end inside the beam counts; a worse one would not have been expanded either.
+                if rank < self.beam and self.options.forced_length is None:
+                    self.finished.append(self._hypothesis(past, total, StopReason.EOS, len(past) + 1))
+                continue
+            generated = [*past, token]
+            if self.watch and (block := repeated_tail(generated)):
+                cut = _cut_repetition(generated, block)
+                self.finished.append(self._hypothesis(cut, total, StopReason.REPETITION, len(generated)))
+                continue
+            parents.append(row)
+            live.append((total, generated))
+        return parents, live
+
+    def _can_win(self, total: float) -> bool:
+        """Whether a row with this sum may still enter the `nbest` finished hypotheses."""
+        if len(self.finished) < self.options.nbest:
+            return True
+        last = self.finished[-1]
+        return last.stop_reason is StopReason.REPETITION or total / self.largest_penalty > last.score
+
+    def hypotheses(self) -> list[Hypothesis]:
+        return list(self.finished)
+
+
+def start_search(task: SearchTask) -> Search:
+    """The search that the task's options ask for.
+
+    Raises:
+        InvalidInput: an option is out of range.
+    """
+    options = task.options
+    if options.beam < 1 or not 1 <= options.nbest <= options.beam:
+        raise InvalidInput(f"beam {options.beam} and n-best {options.nbest}: need 1 <= n-best <= beam")
+    if options.length_penalty < 0:
+        raise InvalidInput(f"length penalty {options.length_penalty}: must not be negative")
+    if options.forced_length is not None and options.forced_length < 1:
+        raise InvalidInput(f"forced length {options.forced_length}: must be at least 1")
+    return GreedySearch(task) if options.beam == 1 else BeamSearch(task)
