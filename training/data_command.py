@@ -1,0 +1,174 @@
+"""`fuseq data`: a named data set, or a user's own sentence pairs, to a split on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from serving.core.errors import ConfigError, FuseqError
+from training.corpus import Pair, count_lines
+from training.datasets import (
+    DEFAULT_DEV,
+    DEFAULT_SEED,
+    DEFAULT_TEST,
+    RECIPES,
+    Recipe,
+    Sizes,
+    find_recipe,
+    own_recipe,
+    prepare,
+)
+from training.download import download
+from training.split import SplitRecord
+
+OWN = "own"
+COUNTS = ("pairs", "unique_sources", "references", "references_in_train")
+LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@click.command("data")
+@click.argument("name", required=False)
+@click.option("--to", "to", type=click.Path(path_type=Path, file_okay=False), help="Folder for the split.")
+@click.option(
+    "--from",
+    "origin",
+    type=click.Path(path_type=Path),
+    help="Folder with the published files; without it they are downloaded. For `own`: a TSV file or a folder.",
+)
+@click.option("--seed", default=DEFAULT_SEED, show_default=True, help="Seed of the split.")
+@click.option("--dev", default=DEFAULT_DEV, show_default=True, type=click.IntRange(1), help="Development sentences.")
+@click.option("--test", default=DEFAULT_TEST, show_default=True, type=click.IntRange(1), help="Test sentences.")
+@click.option("--languages", metavar="SRC-TGT", help="For `own`: the languages, as en-de.")
+@click.option("--licence", default="", help="For `own`: the licence, to be named in bundles.")
+@click.option("--attribution", default="", help="For `own`: who is to be credited in bundles.")
+@click.option("--replace", is_flag=True, help="Replace another split in the folder.")
+@click.option("--list", "show_list", is_flag=True, help="Show the data sets and leave.")
+def data(
+    name: str | None,
+    to: Path | None,
+    origin: Path | None,
+    seed: int,
+    dev: int,
+    test: int,
+    languages: str | None,
+    licence: str,
+    attribution: str,
+    replace: bool,
+    show_list: bool,
+) -> None:
+    """Fetch, clean and split the data set NAME into DIR.
+
+    NAME is one of `fuseq data --list`, or `own` for your own sentence pairs: a TSV file (source, target), or a folder
+    with NAME.SRC and NAME.TGT, line by line translations of each other; all of them plain or .gz.
+    """
+    try:
+        if show_list:
+            _print_list()
+            return
+        if name is None or to is None:
+            raise ConfigError("say which data set and where to put it: fuseq data NAME --to DIR (see --list)")
+        if name == OWN:
+            recipe, paths = own_recipe(*_own_arguments(origin, languages), licence=licence, attribution=attribution)
+        else:
+            recipe = find_recipe(name)
+            paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
+        total = count_lines(paths[recipe.files[0].name])
+        with _progress(MofNCompleteColumn(), RateColumn()) as progress:
+            sizes = Sizes(seed, dev, test)
+            record = prepare(recipe, paths, to, sizes, replace=replace, watch=lambda p: _watched(p, total, progress))
+    except FuseqError as error:
+        raise click.ClickException(str(error)) from error
+    _print_record(record, to)
+
+
+def _own_arguments(origin: Path | None, languages: str | None) -> tuple[Path, str, str]:
+    if origin is None or languages is None:
+        raise ConfigError("your own sentence pairs need both --from FILE_OR_FOLDER and --languages SRC-TGT")
+    source, _, target = languages.partition("-")
+    if not LANGUAGE.fullmatch(source) or not LANGUAGE.fullmatch(target) or source == target:
+        raise ConfigError(f"--languages {languages!r} must be two different codes joined by a dash, as en-de")
+    return origin, source, target
+
+
+class RateColumn(ProgressColumn):
+    """Pairs a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s", style="progress.data.speed")
+
+
+def _progress(*measures: ProgressColumn) -> Progress:
+    description = TextColumn("{task.description}")
+    return Progress(description, BarColumn(), *measures, TimeRemainingColumn(), console=Console(stderr=True))
+
+
+def _watched(pairs: Iterator[Pair], total: int, progress: Progress) -> Iterator[Pair]:
+    task = progress.add_task("cleaning pairs", total=total)
+    number = 0
+    for number, pair in enumerate(pairs, start=1):
+        if number % 1000 == 0:
+            progress.update(task, completed=number)
+        yield pair
+    progress.update(task, completed=number, total=number)
+    progress.add_task("splitting and writing", total=None)
+
+
+def _fetched(recipe: Recipe, to: Path) -> dict[str, Path]:
+    """The published files, downloaded to `to`/published unless they are there already."""
+    paths = {}
+    with _progress(DownloadColumn(), TransferSpeedColumn()) as progress:
+        for file in recipe.files:
+            path = paths[file.name] = to / "published" / file.places[0]
+            if not path.is_file():
+                task = progress.add_task(file.places[0], total=None)
+                download(file.url, path, partial(_show, progress, task))
+    return paths
+
+
+def _show(progress: Progress, task: TaskID, done: int, total: int | None) -> None:
+    progress.update(task, completed=done, total=total)
+
+
+def _print_list() -> None:
+    table = Table("name", "what", "licence", "published at")
+    for recipe in RECIPES.values():
+        table.add_row(recipe.name, recipe.provenance.name, recipe.provenance.licence, recipe.provenance.published)
+    table.add_row(OWN, "your own sentence pairs: --from FILE_OR_FOLDER --languages SRC-TGT", "yours", "")
+    Console().print(table)
+
+
+def _print_record(record: SplitRecord, folder: Path) -> None:
+    cleaning = record.cleaning
+    table = Table("part", *(name.replace("_", " ") for name in COUNTS), title=f"{record.recipe} in {folder}")
+    for part, counts in record.parts.items():
+        table.add_row(part, *(f"{counts[k]:,}" if k in counts else "" for k in COUNTS))
+    console = Console()
+    console.print(table)
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in cleaning["dropped"].items()) or "none"
+    console.print(f"read {cleaning['seen']:,} pairs, kept {cleaning['kept']:,}; dropped: {dropped}", highlight=False)
+    if record.withheld:
+        console.print(f"withheld {record.withheld:,} pairs: other spellings of judged sentences", highlight=False)
+    console.print(f"split sha256 {record.sha256}", highlight=False, soft_wrap=True)
+    licence, credit = record.provenance["licence"], record.provenance["attribution"]
+    console.print(f"licence: {licence}. Credit: {credit or 'nobody named'}", highlight=False)
+    if note := record.provenance["note"]:
+        console.print(f"note: {note}", highlight=False)
