@@ -115,29 +115,16 @@ def find_text(folder: Path, stem: str, language: str) -> Path:
     raise NotFound(f"no {stem}.{language} or {stem}.{language}.gz in {folder}")
 
 
-def read_multi30k(folder: Path, part: str, source: str, target: str) -> Iterator[Pair]:
-    """A part ("train", "val", "test_2016_flickr", ...) of a folder laid out like Multi30k's task 1."""
-    yield from read_parallel(find_text(folder, part, source), find_text(folder, part, target))
-
-
-def find_parallel(folder: Path, source: str, target: str) -> tuple[Path, Path]:
-    """The one pair of files in `folder` that differ only in their language ending (plain or .gz).
+def text_stems(folder: Path, language: str) -> set[str]:
+    """Every NAME for which `folder` holds NAME.<language> or NAME.<language>.gz.
 
     Raises:
-        NotFound: there is no such pair, or more than one.
+        NotFound: there is no such folder.
     """
     if not folder.is_dir():
-        raise NotFound(f"no folder {folder}")
-    stems = sorted(_stems(folder, source) & _stems(folder, target))
-    if len(stems) != 1:
-        found = ", ".join(stems) if stems else "none"
-        raise NotFound(f"{folder} must hold one pair NAME.{source} and NAME.{target} (plain or .gz); found: {found}")
-    return find_text(folder, stems[0], source), find_text(folder, stems[0], target)
-
-
-def _stems(folder: Path, language: str) -> set[str]:
+        raise NotFound(f"no file or folder {folder}")
     ending = re.compile(rf"(.+)\.{re.escape(language)}(\.gz)?$")
-    return {m.group(1) for path in folder.iterdir() if path.is_file() and (m := ending.match(path.name))}
+    return {match.group(1) for path in folder.iterdir() if path.is_file() and (match := ending.match(path.name))}
 
 
 def _pair_list(archive: zipfile.ZipFile, path: Path) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,45 +25,38 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from serving.core.errors import ConfigError, FuseqError
+from serving.core.errors import ConfigError, InvalidInput, Unavailable
 from training.corpus import Pair, count_lines
-from training.datasets import (
-    DEFAULT_DEV,
-    DEFAULT_SEED,
-    DEFAULT_TEST,
-    RECIPES,
-    Recipe,
-    Sizes,
-    find_recipe,
-    own_recipe,
-    prepare,
-)
+from training.datasets import OWN, RECIPES, find_recipe, own_recipe
 from training.download import download
+from training.recipe import PublishedFile, Recipe, Sizes, prepare
 from training.split import SplitRecord
 
-OWN = "own"
-COUNTS = ("pairs", "unique_sources", "references", "references_in_train")
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+COUNTS = ("pairs", "unique_sources", "references", "references_in_train")
+DEFAULTS = Sizes()
 
 
 @click.command("data")
 @click.argument("name", required=False)
-@click.option("--to", "to", type=click.Path(path_type=Path, file_okay=False), help="Folder for the split.")
+@click.option("--to", type=click.Path(path_type=Path), help="Folder for the split.")
 @click.option(
     "--from",
     "origin",
     type=click.Path(path_type=Path),
     help="Folder with the published files; without it they are downloaded. For `own`: a TSV file or a folder.",
 )
-@click.option("--seed", default=DEFAULT_SEED, show_default=True, help="Seed of the split.")
-@click.option("--dev", default=DEFAULT_DEV, show_default=True, type=click.IntRange(1), help="Development sentences.")
-@click.option("--test", default=DEFAULT_TEST, show_default=True, type=click.IntRange(1), help="Test sentences.")
+@click.option("--seed", default=DEFAULTS.seed, show_default=True, help="Seed of the split.")
+@click.option("--dev", default=DEFAULTS.dev, show_default=True, type=click.IntRange(1), help="Development sentences.")
+@click.option("--test", default=DEFAULTS.test, show_default=True, type=click.IntRange(1), help="Test sentences.")
 @click.option("--languages", metavar="SRC-TGT", help="For `own`: the languages, as en-de.")
 @click.option("--licence", default="", help="For `own`: the licence, to be named in bundles.")
 @click.option("--attribution", default="", help="For `own`: who is to be credited in bundles.")
 @click.option("--replace", is_flag=True, help="Replace another split in the folder.")
 @click.option("--list", "show_list", is_flag=True, help="Show the data sets and leave.")
+@click.pass_context
 def data(
+    context: click.Context,
     name: str | None,
     to: Path | None,
     origin: Path | None,
@@ -75,29 +69,40 @@ def data(
     replace: bool,
     show_list: bool,
 ) -> None:
-    """Fetch, clean and split the data set NAME into DIR.
+    """Fetch, clean and split the data set NAME into a folder.
 
-    NAME is one of `fuseq data --list`, or `own` for your own sentence pairs: a TSV file (source, target), or a folder
-    with NAME.SRC and NAME.TGT, line by line translations of each other; all of them plain or .gz.
+    NAME is one of `fuseq data --list`, or `own` for your own sentence pairs, plain or .gz: a TSV file (source, target);
+    or a folder with NAME.SRC and NAME.TGT, line by line translations of each other; or a folder with train, dev and
+    test, each in both languages.
     """
+    if show_list:
+        _print_list()
+        return
+    if name is None or to is None:
+        raise ConfigError("say which data set and where to put it: fuseq data NAME --to DIR (`--list` shows the names)")
+    if name == OWN:
+        recipe, paths = own_recipe(*_own_arguments(origin, languages), licence=licence, attribution=attribution)
+        _refuse_unused(context, () if recipe.drawn else ("seed", "dev", "test"), "of a folder that is split already")
+    else:
+        recipe = find_recipe(name)
+        drawn = () if recipe.drawn else ("seed", "dev", "test")
+        _refuse_unused(context, ("languages", "licence", "attribution", *drawn), f"of {name}, where they are given")
+        paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
+    total = count_lines(paths[recipe.files[0].name])
     try:
-        if show_list:
-            _print_list()
-            return
-        if name is None or to is None:
-            raise ConfigError("say which data set and where to put it: fuseq data NAME --to DIR (see --list)")
-        if name == OWN:
-            recipe, paths = own_recipe(*_own_arguments(origin, languages), licence=licence, attribution=attribution)
-        else:
-            recipe = find_recipe(name)
-            paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
-        total = count_lines(paths[recipe.files[0].name])
         with _progress(MofNCompleteColumn(), RateColumn()) as progress:
             sizes = Sizes(seed, dev, test)
             record = prepare(recipe, paths, to, sizes, replace=replace, watch=lambda p: _watched(p, total, progress))
-    except FuseqError as error:
-        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot use {error.filename or to}: {error.strerror or error}") from error
     _print_record(record, to)
+
+
+def _refuse_unused(context: click.Context, options: tuple[str, ...], where: str) -> None:
+    """An option that would have no effect is an error, not a surprise."""
+    for option in options:
+        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--{option} cannot change the split {where}; leave it out")
 
 
 def _own_arguments(origin: Path | None, languages: str | None) -> tuple[Path, str, str]:
@@ -118,7 +123,9 @@ class RateColumn(ProgressColumn):
 
 def _progress(*measures: ProgressColumn) -> Progress:
     description = TextColumn("{task.description}")
-    return Progress(description, BarColumn(), *measures, TimeRemainingColumn(), console=Console(stderr=True))
+    return Progress(
+        description, BarColumn(), *measures, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    )
 
 
 def _watched(pairs: Iterator[Pair], total: int, progress: Progress) -> Iterator[Pair]:
@@ -141,7 +148,19 @@ def _fetched(recipe: Recipe, to: Path) -> dict[str, Path]:
             if not path.is_file():
                 task = progress.add_task(file.places[0], total=None)
                 download(file.url, path, partial(_show, progress, task))
+                _check(file, path)
     return paths
+
+
+def _check(file: PublishedFile, path: Path) -> None:
+    """A page that says "not found" with status 200 is not a corpus: do not keep it."""
+    try:
+        count_lines(path)
+    except InvalidInput as error:
+        path.unlink()
+        raise Unavailable(
+            f"what came from {file.url} is not the published file; fetch it another way: {error}"
+        ) from error
 
 
 def _show(progress: Progress, task: TaskID, done: int, total: int | None) -> None:
@@ -168,6 +187,9 @@ def _print_record(record: SplitRecord, folder: Path) -> None:
     if record.withheld:
         console.print(f"withheld {record.withheld:,} pairs: other spellings of judged sentences", highlight=False)
     console.print(f"split sha256 {record.sha256}", highlight=False, soft_wrap=True)
+    for part, counts in record.parts.items():
+        if shared := counts.get("sources_in_train"):
+            console.print(f"note: {shared:,} source sentences of {part} also stand in train", highlight=False)
     licence, credit = record.provenance["licence"], record.provenance["attribution"]
     console.print(f"licence: {licence}. Credit: {credit or 'nobody named'}", highlight=False)
     if note := record.provenance["note"]:

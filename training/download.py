@@ -13,7 +13,7 @@ from serving.core.errors import Unavailable
 
 BLOCK = 1 << 16
 TIMEOUT_SECONDS = 30.0
-# manythings.org answers 406 to the default "Python-urllib".
+# Some publishers turn away the default "Python-urllib".
 HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; fuseq)"}
 
 Progress = Callable[[int, int | None], None]

@@ -214,9 +214,8 @@ def _refuse_another(folder: Path, record: SplitRecord, replace: bool) -> None:
     if not replace and (folder / RECORD_FILE).is_file():
         there = SplitFolder.open(folder).record
         if there.sha256 != record.sha256:
-            raise InvalidInput(
-                f"{folder} holds another split ({there.recipe}, seed {there.seed}); name another folder or say --replace"
-            )
+            which = there.recipe if there.seed is None else f"{there.recipe}, seed {there.seed}"
+            raise InvalidInput(f"{folder} holds another split ({which}); name another folder or say --replace")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,0 +1,108 @@
+"""Building blocks that more than one architecture uses. Attention and masks are pure functions of their inputs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training import ops
+
+
+def sinusoids(length: int, size: int) -> Tensor:
+    """Sinusoidal positions (Vaswani et al. 2017, section 3.5), (length, size): even columns sine, odd cosine."""
+    position = torch.arange(length, dtype=torch.float64)[:, None]  # (length, 1)
+    rate = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))  # (size / 2,)
+    angle = position * rate  # (length, size / 2)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
+
+
+def real_positions(lengths: Tensor, size: int) -> Tensor:
+    """Mask of real positions, (batch, size) bool, from lengths (batch,)."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, positions, heads * size) -> (batch, heads, positions, size)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(batch, heads, positions, size) -> (batch, positions, heads * size)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2) with one packed projection for q, k and v."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.packed = nn.Linear(size, 3 * size)
+        self.out = nn.Linear(size, size)
+
+    def forward(self, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Attend over x (batch, positions, size).
+
+        With `live` (batch, positions) every position sees the live ones; without, only itself and earlier ones.
+        """
+        q, k, v = (split_heads(part, self.heads) for part in self.packed(x).chunk(3, -1))  # (batch, heads, positions, d)
+        if live is None:
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=live[:, None, None, :])
+        return self.out(merge_heads(attended))
+
+    def step(self, x: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One new position per row: x (row, size), caches (row, heads, time, d), positions (row,)."""
+        q, k, v = self.packed(x).chunk(3, -1)  # (row, size) each
+        attended, keys, values = ops.cached_attention(q, k, v, keys, values, positions)
+        return self.out(attended), keys, values
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention over encoder states; keys and values are projected once per source."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(size, size)
+        self.packed = nn.Linear(size, 2 * size)
+        self.out = nn.Linear(size, size)
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (batch, heads, source, d) of memory (batch, source, size)."""
+        k, v = self.packed(memory).chunk(2, -1)  # (batch, source, size)
+        return split_heads(k, self.heads), split_heads(v, self.heads)
+
+    def forward(self, x: Tensor, memory: Tensor, live: Tensor) -> Tensor:
+        """x (batch, target, size) over memory (batch, source, size) where live (batch, source)."""
+        q = split_heads(self.query(x), self.heads)  # (batch, heads, target, d)
+        k, v = self.project(memory)
+        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=live[:, None, None, :])))
+
+    def weights(self, x: Tensor, memory: Tensor, live: Tensor) -> Tensor:
+        """Attention weights averaged over the heads, (batch, target, source)."""
+        q = split_heads(self.query(x), self.heads)
+        k, _ = self.project(memory)
+        scores = (q @ k.transpose(2, 3)) * k.shape[-1] ** -0.5  # (batch, heads, target, source)
+        scores = scores.masked_fill(~live[:, None, None, :], torch.finfo(scores.dtype).min)
+        return scores.softmax(-1).mean(1)
+
+    def step(self, x: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+        """One position per row: x (row, size), keys and values (row, heads, source, d), lengths (row,)."""
+        return self.out(ops.memory_attention(self.query(x), keys, values, lengths))
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2)."""
+
+    def __init__(self, size: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(size, hidden)
+        self.down = nn.Linear(hidden, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x)))

@@ -1,0 +1,195 @@
+"""The Transformer (Vaswani et al. 2017), post- or pre-norm, encoder and decoder of independent depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from serving.core.errors import ConfigError
+from serving.core.state_spec import ROW, SOURCE, TIME, Role, StateSpec, StateTensor
+from training.layers import CrossAttention, FeedForward, SelfAttention, real_positions, sinusoids
+from training.models.base import Model, Sizes, State
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Sizes of a Transformer."""
+
+    size: int = 256
+    feed_forward: int = 1024
+    heads: int = 8
+    encoder_layers: int = 4
+    decoder_layers: int = 2
+    dropout: float = 0.1
+    pre_norm: bool = True
+    tied: bool = True  # target embedding = output projection, and = source embedding where the codec is shared
+
+    def __post_init__(self) -> None:
+        if self.size % self.heads or self.size % 2:
+            raise ConfigError(f"model size {self.size} must be even and divisible by the {self.heads} heads")
+
+
+class Residual(nn.Module):
+    """x + f(x) with layer normalisation before f (pre-norm) or after the sum (post-norm)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.pre = config.pre_norm
+        self.norm = nn.LayerNorm(config.size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the sublayer reads."""
+        return self.norm(x) if self.pre else x
+
+    def leave(self, x: Tensor, out: Tensor) -> Tensor:
+        """The sum, once the sublayer has given `out`."""
+        x = x + self.dropout(out)
+        return x if self.pre else self.norm(x)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each in a residual."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config.size, config.heads)
+        self.feed_forward = FeedForward(config.size, config.feed_forward)
+        self.around_attention = Residual(config)
+        self.around_feed_forward = Residual(config)
+
+    def forward(self, x: Tensor, live: Tensor) -> Tensor:  # (batch, source, size), (batch, source)
+        x = self.around_attention.leave(x, self.attention(self.around_attention.enter(x), live))
+        return self.around_feed_forward.leave(x, self.feed_forward(self.around_feed_forward.enter(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention over the memory, feed-forward, each in a residual."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config.size, config.heads)
+        self.cross = CrossAttention(config.size, config.heads)
+        self.feed_forward = FeedForward(config.size, config.feed_forward)
+        self.around_attention = Residual(config)
+        self.around_cross = Residual(config)
+        self.around_feed_forward = Residual(config)
+
+    def forward(self, x: Tensor, memory: Tensor, live: Tensor) -> Tensor:  # (batch, target, size)
+        x = self.around_attention.leave(x, self.attention(self.around_attention.enter(x)))
+        x = self.around_cross.leave(x, self.cross(self.around_cross.enter(x), memory, live))
+        return self.around_feed_forward.leave(x, self.feed_forward(self.around_feed_forward.enter(x)))
+
+    def weights(self, x: Tensor, memory: Tensor, live: Tensor) -> Tensor:
+        """Attention over the memory, (batch, target, source), as `forward` would use it."""
+        x = self.around_attention.leave(x, self.attention(self.around_attention.enter(x)))
+        return self.cross.weights(self.around_cross.enter(x), memory, live)
+
+    def step(
+        self, x: Tensor, caches: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], positions: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One position per row: x (row, size)."""
+        out, keys, values = self.attention.step(self.around_attention.enter(x), *caches, positions)
+        x = self.around_attention.leave(x, out)
+        x = self.around_cross.leave(x, self.cross.step(self.around_cross.enter(x), *memory, lengths))
+        x = self.around_feed_forward.leave(x, self.feed_forward(self.around_feed_forward.enter(x)))
+        return x, (keys, values)
+
+
+class Transformer(Model):
+    """Encoder-decoder Transformer. The step keeps self-attention keys and values in caches, cross ones in memory."""
+
+    Config = Config
+
+    def __init__(self, config: Config, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        pad = sizes.special.pad
+        self.target_embedding = nn.Embedding(sizes.target_vocabulary, config.size, padding_idx=pad)
+        shared = config.tied and sizes.shared_vocabulary
+        self.source_embedding = (
+            self.target_embedding if shared else nn.Embedding(sizes.source_vocabulary, config.size, padding_idx=pad)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.encoder_norm = nn.LayerNorm(config.size) if config.pre_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.size) if config.pre_norm else nn.Identity()
+        self.projection = nn.Linear(config.size, sizes.target_vocabulary, bias=False)
+        self._initialise()
+        if config.tied:
+            self.projection.weight = self.target_embedding.weight
+        table = sinusoids(max(sizes.source_limit, sizes.target_limit), config.size)
+        self.register_buffer("position_table", table, persistent=False)  # (positions, size), a constant
+
+    def _initialise(self) -> None:
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        for embedding in (self.source_embedding, self.target_embedding):
+            nn.init.normal_(embedding.weight, std=self.config.size**-0.5)
+
+    def _embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:  # (batch, positions) -> (batch, positions, size)
+        x = embedding(ids) * self.config.size**0.5 + self.position_table[: ids.shape[1]]
+        return self.dropout(x)
+
+    def _encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encoder states (batch, source, size) and the mask of live positions (batch, source)."""
+        live = real_positions(lengths, source.shape[1])
+        x = self._embed(self.source_embedding, source)  # (batch, source, size)
+        for layer in self.encoder:
+            x = layer(x, live)
+        return self.encoder_norm(x), live
+
+    def encode(self, source: Tensor, lengths: Tensor) -> State:
+        memory, _ = self._encode(source, lengths)
+        state: State = {}
+        for index, layer in enumerate(self.decoder):
+            keys, values = layer.cross.project(memory)  # (batch, heads, source, d)
+            state[f"memory_key_{index}"], state[f"memory_value_{index}"] = keys, values
+        state["source_length"] = lengths
+        return state
+
+    def step(self, tokens: Tensor, positions: Tensor, state: State) -> tuple[Tensor, State]:
+        x = self.target_embedding(tokens) * self.config.size**0.5 + self.position_table[positions.long()]  # (row, size)
+        updated: State = {}
+        for index, layer in enumerate(self.decoder):
+            caches = state[f"self_key_{index}"], state[f"self_value_{index}"]
+            memory = state[f"memory_key_{index}"], state[f"memory_value_{index}"]
+            x, caches = layer.step(x, caches, memory, positions, state["source_length"])
+            updated[f"self_key_{index}"], updated[f"self_value_{index}"] = caches
+        return self.projection(self.decoder_norm(x)), updated
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        memory, live = self._encode(source, lengths)
+        x = self._embed(self.target_embedding, target)  # (batch, target, size)
+        for layer in self.decoder:
+            x = layer(x, memory, live)
+        return self.projection(self.decoder_norm(x))
+
+    def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        memory, live = self._encode(source, lengths)
+        x = self._embed(self.target_embedding, target)
+        *earlier, last = self.decoder
+        weights = []
+        for layer in earlier:
+            weights.append(layer.weights(x, memory, live))
+            x = layer(x, memory, live)
+        weights.append(last.weights(x, memory, live))
+        return torch.stack(weights).mean(0)  # (batch, target, source)
+
+    def state_spec(self) -> StateSpec:
+        heads, size = self.config.heads, self.config.size // self.config.heads
+        tensors = [
+            StateTensor(f"{kind}_{index}", "float32", (ROW, heads, axis, size), role)
+            for index in range(self.config.decoder_layers)
+            for kind, axis, role in (
+                ("self_key", TIME, Role.CACHE),
+                ("self_value", TIME, Role.CACHE),
+                ("memory_key", SOURCE, Role.MEMORY),
+                ("memory_value", SOURCE, Role.MEMORY),
+            )
+        ]
+        return StateSpec((*tensors, StateTensor("source_length", "int32", (ROW,), Role.MEMORY)))
