@@ -82,11 +82,11 @@ def data(
         raise ConfigError("say which data set and where to put it: fuseq data NAME --to DIR (`--list` shows the names)")
     if name == OWN:
         recipe, paths = own_recipe(*_own_arguments(origin, languages), licence=licence, attribution=attribution)
-        _refuse_unused(context, () if recipe.drawn else ("seed", "dev", "test"), "of a folder that is split already")
+        _refuse_unused(context, () if recipe.drawn else ("seed", "dev", "test"), "a folder that is split already")
     else:
         recipe = find_recipe(name)
         drawn = () if recipe.drawn else ("seed", "dev", "test")
-        _refuse_unused(context, ("languages", "licence", "attribution", *drawn), f"of {name}, where they are given")
+        _refuse_unused(context, ("languages", "licence", "attribution", *drawn), name)
         paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
     total = count_lines(paths[recipe.files[0].name])
     try:
@@ -98,11 +98,11 @@ def data(
     _print_record(record, to)
 
 
-def _refuse_unused(context: click.Context, options: tuple[str, ...], where: str) -> None:
+def _refuse_unused(context: click.Context, options: tuple[str, ...], what: str) -> None:
     """An option that would have no effect is an error, not a surprise."""
     for option in options:
         if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"--{option} cannot change the split {where}; leave it out")
+            raise ConfigError(f"--{option} has no effect on {what}; leave it out")
 
 
 def _own_arguments(origin: Path | None, languages: str | None) -> tuple[Path, str, str]:

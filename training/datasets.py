@@ -136,8 +136,8 @@ def _own_files(folder: Path, source: str, target: str) -> tuple[dict[str, Path],
         }, False
     found = ", ".join(sorted(stems)) or "none"
     raise NotFound(
-        f"{folder} must hold one pair of files NAME.{source} and NAME.{target} (plain or .gz), or such pairs named train, "
-        f"dev and test; found: {found}"
+        f"{folder} must hold one pair of files NAME.{source} and NAME.{target} (plain or .gz), or three pairs named "
+        f"train, dev and test; found: {found}"
     )
 
 
