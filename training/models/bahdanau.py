@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from serving.core.state_spec import ROW, SOURCE, Role, StateSpec, StateTensor
@@ -141,7 +142,23 @@ class Bahdanau(Model):
         return self._logits(self._unroll(source, lengths, target)[0])
 
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return self._scan_alignment(source, lengths, target)
         return self._unroll(source, lengths, target)[1]
+
+    def _scan_alignment(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """The weights of `_unroll` as one scan: a Python loop would freeze the target axis when it is exported."""
+        state = self.initial(self.encode(source, lengths))
+        live = real_positions(lengths, source.shape[1])
+
+        def step(carried: tuple[Tensor, Tensor], embedded: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+            hidden, cell = carried
+            _, hidden, cell, weights = self._cell(embedded, live, {**state, "hidden": hidden, "cell": cell})
+            return (hidden, cell), weights.clone()
+
+        embedded = self.target_embedding(target).transpose(0, 1)  # (target, batch, embedding)
+        _, alignment = scan(step, (state["hidden"], state["cell"]), embedded)  # (target, batch, source)
+        return alignment.transpose(0, 1)
 
     def state_spec(self) -> StateSpec:
         c = self.config
