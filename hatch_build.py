@@ -1,4 +1,4 @@
-"""Build hook: generates the gRPC stubs in fuseq/v1 from protos/, for wheels, source distributions and editable installs."""
+"""Build hook: generates the stubs in fuseq/v1 from protos/ for wheels, source distributions and editable installs."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fuseq.client import Client, ModelInfo
-    from serving.core.errors import FuseqError
     from fuseq.translation import Alignment, Hypothesis, Translation
+    from serving.core.errors import FuseqError
 
 __version__ = "0.1.0"
 __all__ = ["Alignment", "Client", "FuseqError", "Hypothesis", "ModelInfo", "Translation", "bundled_model"]

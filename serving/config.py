@@ -13,9 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from serving.core.errors import ConfigError
+from serving.engine.settings import EngineSettings
 
 PREFIX = "FUSEQ_"
 ADDRESS = r"^(\[[^\]]*\]|[^:\[\]]+):\d{1,5}$"
+
+_ENGINE = EngineSettings()
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,15 +42,19 @@ class Settings(BaseModel):
     precision: str = Field(
         "", description="Precision of the graphs, for instance int8; empty for each bundle's default."
     )
-    threads: int = Field(0, ge=0, description="Threads that compute; 0 for as many as the process may use.")
+    threads: int = Field(
+        0, ge=0, description="Threads that compute; 0 for as many as the process may use, less one for calls."
+    )
     rows: int = Field(
-        128, ge=1, le=4096, description="Rows that one step decodes at most; a beam of n takes n of them."
+        _ENGINE.rows, ge=1, le=4096, description="Rows that one step decodes at most; a beam of n takes n of them."
     )
     queue: int = Field(
-        1024, ge=1, description="Inputs that may wait for a row; beyond it requests are RESOURCE_EXHAUSTED."
+        _ENGINE.queue, ge=1, description="Inputs that may wait for a row; beyond it requests are RESOURCE_EXHAUSTED."
     )
-    memory_mib: int = Field(0, ge=0, description="Most MiB for the state of the rows; 0 for the engine's own limit.")
-    max_inputs: int = Field(1024, ge=1, description="Inputs that one request may hold.")
+    memory_mib: int = Field(
+        _ENGINE.memory_bytes >> 20, ge=1, description="Most MiB for the state of the rows; too little means fewer rows."
+    )
+    max_inputs: int = Field(1024, ge=1, description="Inputs that one request may hold; never more than the queue.")
     max_beam: int = Field(32, ge=1, description="Largest beam that a request may ask for.")
     max_message_mib: int = Field(4, ge=1, le=1024, description="Largest request in MiB.")
     grace: float = Field(30.0, ge=0, description="Seconds that calls in flight may still take after SIGTERM or SIGINT.")
