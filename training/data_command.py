@@ -80,16 +80,17 @@ def data(
         return
     if name is None or to is None:
         raise ConfigError("say which data set and where to put it: fuseq data NAME --to DIR (`--list` shows the names)")
-    if name == OWN:
-        recipe, paths = own_recipe(*_own_arguments(origin, languages), licence=licence, attribution=attribution)
-        _refuse_unused(context, () if recipe.drawn else ("seed", "dev", "test"), "a folder that is split already")
-    else:
-        recipe = find_recipe(name)
-        drawn = () if recipe.drawn else ("seed", "dev", "test")
-        _refuse_unused(context, ("languages", "licence", "attribution", *drawn), name)
-        paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
-    total = count_lines(paths[recipe.files[0].name])
+    published = ("seed", "dev", "test")  # What a split that is there already leaves no choice about
     try:
+        if name == OWN:
+            recipe, paths = own_recipe(*_own_arguments(origin, languages), licence=licence, attribution=attribution)
+            _refuse_unused(context, () if recipe.drawn else published, "a folder that is split already")
+        else:
+            recipe = find_recipe(name)
+            _refuse_unused(context, ("languages", "licence", "attribution"), name)
+            _refuse_unused(context, () if recipe.drawn else published, name)
+            paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
+        total = count_lines(paths[recipe.files[0].name])
         with _progress(MofNCompleteColumn(), RateColumn()) as progress:
             sizes = Sizes(seed, dev, test)
             record = prepare(recipe, paths, to, sizes, replace=replace, watch=lambda p: _watched(p, total, progress))
@@ -168,29 +169,30 @@ def _show(progress: Progress, task: TaskID, done: int, total: int | None) -> Non
 
 
 def _print_list() -> None:
-    table = Table("name", "what", "licence", "published at")
+    families: dict[str, list[Recipe]] = {}
     for recipe in RECIPES.values():
-        table.add_row(recipe.name, recipe.provenance.name, recipe.provenance.licence, recipe.provenance.published)
-    table.add_row(OWN, "your own sentence pairs: --from FILE_OR_FOLDER --languages SRC-TGT", "yours", "")
-    Console().print(table)
+        families.setdefault(recipe.provenance.name, []).append(recipe)
+    for family, recipes in families.items():
+        provenance = recipes[0].provenance
+        click.echo(f"{family}\n  {provenance.published}\n  licence: {provenance.licence}")
+        click.echo("".join(f"    {recipe.name}\n" for recipe in recipes))
+    click.echo(f"Your own sentence pairs\n    {OWN} --from FILE_OR_FOLDER --languages SRC-TGT")
 
 
 def _print_record(record: SplitRecord, folder: Path) -> None:
-    cleaning = record.cleaning
-    table = Table("part", *(name.replace("_", " ") for name in COUNTS), title=f"{record.recipe} in {folder}")
+    table = Table("part", *(name.replace("_", " ") for name in COUNTS), title=Text(f"{record.recipe} in {folder}"))
     for part, counts in record.parts.items():
         table.add_row(part, *(f"{counts[k]:,}" if k in counts else "" for k in COUNTS))
-    console = Console()
-    console.print(table)
+    Console().print(table)
+    cleaning, provenance = record.cleaning, record.provenance
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in cleaning["dropped"].items()) or "none"
-    console.print(f"read {cleaning['seen']:,} pairs, kept {cleaning['kept']:,}; dropped: {dropped}", highlight=False)
+    click.echo(f"read {cleaning['seen']:,} pairs, kept {cleaning['kept']:,}; dropped: {dropped}")
     if record.withheld:
-        console.print(f"withheld {record.withheld:,} pairs: other spellings of judged sentences", highlight=False)
-    console.print(f"split sha256 {record.sha256}", highlight=False, soft_wrap=True)
+        click.echo(f"withheld {record.withheld:,} pairs: other spellings of judged sentences")
+    click.echo(f"split sha256 {record.sha256}")
     for part, counts in record.parts.items():
         if shared := counts.get("sources_in_train"):
-            console.print(f"note: {shared:,} source sentences of {part} also stand in train", highlight=False)
-    licence, credit = record.provenance["licence"], record.provenance["attribution"]
-    console.print(f"licence: {licence}. Credit: {credit or 'nobody named'}", highlight=False)
-    if note := record.provenance["note"]:
-        console.print(f"note: {note}", highlight=False)
+            click.echo(f"note: source sentences of {part} that also stand in train: {shared:,}")
+    click.echo(f"licence: {provenance['licence']}. Credit: {provenance['attribution'] or 'nobody named'}")
+    if provenance["note"]:
+        click.echo(f"note: {provenance['note']}")

@@ -143,9 +143,9 @@ def test_own_pairs(tmp_path: Path) -> None:
     assert "need both --from" in error_of(ConfigError, *place)
     for languages in ("en", "en-", "en-en", "en-de-fr", "../x-de"):
         assert "as en-de" in error_of(ConfigError, *place, "--languages", languages)
-    result = run(*place, "--languages", "en-de", "--licence", "CC0")
+    result = run(*place, "--languages", "en-de", "--licence", "[b]CC0[/x]")
     assert result.exception is None, result.exception
-    assert "licence: CC0. Credit: nobody named" in result.stdout
+    assert "licence: [b]CC0[/x]. Credit: nobody named" in result.stdout
 
 
 def test_options_without_effect_are_refused(tmp_path: Path) -> None:
