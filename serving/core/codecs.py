@@ -51,7 +51,9 @@ class SentencePieceCodec:
         p = self._processor
         self._special = SpecialIds(p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id())
         if min(p.pad_id(), p.bos_id(), p.eos_id(), p.unk_id()) < 0:
-            raise BundleError("the SentencePiece model lacks a pad, begin, end or unknown symbol; train it with all four")
+            raise BundleError(
+                "the SentencePiece model lacks a pad, begin, end or unknown symbol; train it with all four"
+            )
         self._control = {i for i in range(p.get_piece_size()) if p.is_control(i) or p.is_unknown(i)}
 
     @classmethod

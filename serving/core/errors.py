@@ -38,6 +38,10 @@ class Unsupported(FuseqError):
     """The model has no such ability (for instance alignments of a model without attention)."""
 
 
+class ModelFailure(FuseqError):
+    """A graph failed on an input, or gave numbers that are none; the fault is the model's, not the caller's."""
+
+
 class ConfigError(FuseqError):
     """A setting, configuration key or command-line value is wrong."""
 

@@ -194,7 +194,9 @@ def _check_versions(root: Path, raw: dict[str, Any]) -> None:
     for label, newest in (("opset", NEWEST_OPSET), ("ir", NEWEST_IR)):
         have = tools.get(label, 0)
         if isinstance(have, int) and have > newest:
-            raise BundleTooNew(f"bundle {root}: ONNX {label} {have} is newer than the {newest} supported; upgrade fuseq")
+            raise BundleTooNew(
+                f"bundle {root}: ONNX {label} {have} is newer than the {newest} supported; upgrade fuseq"
+            )
 
 
 def open_bundle(path: Path | str) -> Bundle:

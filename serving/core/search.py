@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,22 +119,26 @@ class Search(ABC):
     def most_rows(self) -> int:
         """Rows the group can grow to."""
 
-    def advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]:
+    def advance(
+        self, tokens: Sequence[Sequence[int]] | NDArray[np.integer], scores: Sequence[Sequence[float]] | NDArray[Any]
+    ) -> list[int]:
         """Take one step's candidates; return, for each row that lives on, the row its state comes from.
 
         Args:
-            tokens: (rows, at least `candidates`) ids, best first.
-            scores: (rows, at least `candidates`) their log-probabilities.
+            tokens: (rows, at least `candidates`) ids, best first; fewer only where the vocabulary has no more.
+            scores: (rows, as many) their log-probabilities.
         """
         fed = self.position
         self.position += 1
         if fed < len(self.prefix):  # the prefix is forced: what the model would have chosen does not matter
             self.tokens = [self.prefix[fed]]
             return [0]
-        return self._advance(tokens, scores)
+        ids = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+        logs = scores.tolist() if isinstance(scores, np.ndarray) else scores
+        return self._advance(ids, logs)
 
     @abstractmethod
-    def _advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]: ...
+    def _advance(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> list[int]: ...
 
     @abstractmethod
     def hypotheses(self) -> list[Hypothesis]:
@@ -161,12 +166,12 @@ class GreedySearch(Search):
     def most_rows(self) -> int:
         return 1
 
-    def _advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]:
+    def _advance(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> list[int]:
         best = 0
-        if self.options.forced_length is not None and tokens[0, 0] == self.eos:
+        if self.options.forced_length is not None and tokens[0][0] == self.eos:
             best = 1
-        token = int(tokens[0, best])
-        self.total += float(scores[0, best])
+        token = tokens[0][best]
+        self.total += scores[0][best]
         if token == self.eos:
             return self._finish(StopReason.EOS, len(self.generated) + 1)
         self.generated.append(token)
@@ -211,12 +216,12 @@ class BeamSearch(Search):
     def most_rows(self) -> int:
         return self.beam
 
-    def _advance(self, tokens: NDArray[np.integer], scores: NDArray[np.float32]) -> list[int]:
+    def _advance(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> list[int]:
         width = self.candidates
         extensions = [
             (self.live[row][0] + score, row, token)
-            for row, (ids, logs) in enumerate(zip(tokens[:, :width].tolist(), scores[:, :width].tolist(), strict=True))
-            for token, score in zip(ids, logs, strict=True)
+            for row, (ids, logs) in enumerate(zip(tokens, scores, strict=True))
+            for token, score in zip(ids[:width], logs[:width], strict=True)
         ]
         extensions.sort(key=lambda extension: (-extension[0], extension[1]))
         parents, live = self._select(extensions)
@@ -231,9 +236,7 @@ class BeamSearch(Search):
         self.tokens = [generated[-1] for _, generated in self.live]
         return [parents[index] for index in keep]
 
-    def _select(
-        self, extensions: list[tuple[float, int, int]]
-    ) -> tuple[list[int], list[tuple[float, list[int]]]]:
+    def _select(self, extensions: list[tuple[float, int, int]]) -> tuple[list[int], list[tuple[float, list[int]]]]:
         """Walk the extensions from the best: ends go to `finished`, the first `beam` others live on."""
         parents: list[int] = []
         live: list[tuple[float, list[int]]] = []
