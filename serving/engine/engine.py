@@ -31,7 +31,7 @@ from serving.engine.observer import Guarded, Observer, Silent, Snapshot, Tally
 from serving.engine.runner import Runner
 from serving.engine.scheduler import Scheduler
 from serving.engine.sessions import Stages
-from serving.engine.settings import EngineSettings
+from serving.engine.settings import DEFAULT_MEMORY, EngineSettings
 
 __all__ = ["Engine", "EngineSettings", "Job", "Observer", "Result", "Silent", "Snapshot"]
 
@@ -66,7 +66,7 @@ class Engine:
             bundle,
             stages,
             rows=self.settings.rows,
-            memory_bytes=self.settings.memory_bytes,
+            memory_bytes=self.settings.memory_bytes or DEFAULT_MEMORY,
             observer=self._observer,
         )
         self.capacity = self._runner.slots.capacity

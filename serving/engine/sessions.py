@@ -62,8 +62,9 @@ class Stages:
                 raise BundleError(f"a graph of the bundle lacks the inputs {sorted(missing)}; export it again")
 
 
-_pool_lock = threading.Lock()
-_pool_threads = 0  # of the shared pool; 0 while there is none
+_share_lock = threading.Lock()
+_shared_threads = 0  # that all sessions share; 0 while each has its own
+_pool_made = False  # one thread needs no pool
 
 
 def _runtime() -> Any:
@@ -82,20 +83,24 @@ def default_threads() -> int:
 
 
 def share_threads(threads: int | None = None) -> int:
-    """Make one native thread pool for every session that this process opens from now on; returns its size.
+    """Let every session that this process opens from now on share `threads` threads; returns their number.
+
+    For more than one thread this makes the process-wide pool of ONNX Runtime, which refuses sessions that do not use
+    it: whoever opens sessions in this process must take `session_options`.
 
     Raises:
-        ConfigError: there is such a pool of another size already; it cannot be replaced.
+        ConfigError: there is a pool of another size already; it cannot be replaced.
     """
-    global _pool_threads
+    global _shared_threads, _pool_made
     wanted = threads or default_threads()
-    with _pool_lock:
-        if not _pool_threads:
+    with _share_lock:
+        if _pool_made and wanted != _shared_threads:
+            raise ConfigError(f"this process shares {_shared_threads} threads already; {wanted} need a new process")
+        if wanted > 1 and not _pool_made:
             _runtime().set_global_thread_pool_sizes(wanted, 1)
-            _pool_threads = wanted
-        elif _pool_threads != wanted:
-            raise ConfigError(f"this process shares {_pool_threads} threads already; {wanted} need a new process")
-    return _pool_threads
+            _pool_made = True
+        _shared_threads = wanted
+    return wanted
 
 
 def session_options(threads: int | None = None) -> tuple[Any, int]:
@@ -104,12 +109,12 @@ def session_options(threads: int | None = None) -> tuple[Any, int]:
     options.log_severity_level = FATAL
     options.enable_mem_pattern = False  # it keeps a plan for every shape ever seen, and shapes vary all the time
     options.inter_op_num_threads = 1
-    with _pool_lock:
-        shared = _pool_threads
-    if shared:
+    with _share_lock:
+        shared, pool_made = _shared_threads, _pool_made
+    if pool_made:
         options.use_per_session_threads = False
         return options, shared
-    own = threads or default_threads()
+    own = shared or threads or default_threads()
     options.intra_op_num_threads = own
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options, own
@@ -142,7 +147,7 @@ def open_stages(
 
     Args:
         device: `auto` takes a CUDA device where one works, else the CPU.
-        threads: for each session; ignored where the process shares a pool. None or 0: `default_threads`.
+        threads: for each session; ignored where the process shares threads. None or 0: `default_threads`.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.

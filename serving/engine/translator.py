@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from serving.core.manifest import Bundle
 from serving.core.types import Hypothesis, SearchOptions, StopReason
 from serving.engine.engine import Engine
 from serving.engine.jobs import Job, Outcome, Result
+
+PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,41 +171,28 @@ class Translator:
         deadline: float | None = None,
     ) -> list[Translation | FuseqError]:
         """Translate texts and wait for all; a text's error stands in its place. However many, the queue suffices."""
-        call = _Call(len(texts), self.engine.settings.queue)
+        call = _Call(len(texts), window=max(1, self.engine.settings.queue // 2))
         for index, text in enumerate(texts):
-            call.wait_for_room()
-            try:
-                self._submit_when_possible(call, index, text, options, prefix_text, truncate, align, deadline)
-            except FuseqError as error:
-                call.done(index, error)
+            call.begin()
+            answer = partial(call.done, index)
+            while True:
+                try:
+                    self.submit_text(
+                        text,
+                        options,
+                        on_done=answer,
+                        prefix_text=prefix_text,
+                        truncate=truncate,
+                        align=align,
+                        deadline=deadline,
+                    )
+                except Overloaded:  # others fill the queue
+                    call.pause()
+                    continue
+                except FuseqError as error:
+                    answer(error)
+                break
         return call.wait()
-
-    def _submit_when_possible(
-        self,
-        call: _Call,
-        index: int,
-        text: str,
-        options: SearchOptions | None,
-        prefix_text: str | None,
-        truncate: bool,
-        align: bool,
-        deadline: float | None,
-    ) -> None:
-        while True:
-            try:
-                self.submit_text(
-                    text,
-                    options,
-                    on_done=lambda translation: call.done(index, translation),
-                    prefix_text=prefix_text,
-                    truncate=truncate,
-                    align=align,
-                    deadline=deadline,
-                )
-                return
-            except Overloaded:
-                if not call.wait_for_one():
-                    raise  # the queue is full of others' jobs
 
     def empty(self, prepared: Prepared) -> Translation:
         """The translation of nothing."""
@@ -218,9 +208,7 @@ class Translator:
             hypothesis.alignment,
         )
 
-    def _translation(
-        self, prepared: Prepared, candidates: tuple[Candidate, ...], result: Result | None
-    ) -> Translation:
+    def _translation(self, prepared: Prepared, candidates: tuple[Candidate, ...], result: Result | None) -> Translation:
         best = candidates[0]
         return Translation(
             text=best.text,
@@ -238,3 +226,37 @@ class Translator:
             total_seconds=result.total_seconds if result else 0.0,
             steps=result.last_step - result.first_step + 1 if result else 0,
         )
+
+
+class _Call:
+    """The answers of one `translate` call, as they come in."""
+
+    def __init__(self, count: int, window: int) -> None:
+        self._answers: list[Translation | FuseqError | None] = [None] * count
+        self._window = window
+        self._pending = 0
+        self._condition = threading.Condition()
+
+    def begin(self) -> None:
+        """Wait until fewer than `window` texts are on their way, and count one more."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._pending < self._window)
+            self._pending += 1
+
+    def done(self, index: int, answer: Translation | FuseqError) -> None:
+        """One text has its answer."""
+        with self._condition:
+            self._answers[index] = answer
+            self._pending -= 1
+            self._condition.notify()
+
+    def pause(self) -> None:
+        """Wait until a text has its answer, or a moment."""
+        with self._condition:
+            self._condition.wait(PAUSE_SECONDS)
+
+    def wait(self) -> list[Translation | FuseqError]:
+        """All answers, in order."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._pending == 0)
+        return [answer for answer in self._answers if answer is not None]
