@@ -188,9 +188,9 @@ def test_own_pairs_that_are_not_clear(tmp_path: Path) -> None:
         ("multi30k-en-de", 28979, 29000),
     ],
 )
-def test_real_corpora(request: pytest.FixtureRequest, tmp_path: Path, name: str, train: int, seen: int) -> None:
+def test_real_corpora(corpora: Path, tmp_path: Path, name: str, train: int, seen: int) -> None:
     recipe = find_recipe(name)
-    record = prepare(recipe, recipe.locate(Path(request.config.getoption("--corpora"))), tmp_path)
+    record = prepare(recipe, recipe.locate(corpora), tmp_path)
     assert record.cleaning["seen"] == seen
     assert record.parts["train"]["pairs"] == train
     assert record.parts["test"]["pairs"] == (2000 if recipe.drawn else 1000)
