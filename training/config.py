@@ -89,7 +89,7 @@ class Evaluation(_Section):
     beam: int = Field(1, ge=1)
     average: int = Field(5, ge=1)  # snapshots averaged for each evaluation and the final model
     patience: int = Field(10, ge=1)  # evaluations without a better BLEU before stopping
-    degenerate_from: float = Field(0.5, ge=0, le=1)  # share of the run after which degenerate outputs fail it
+    degenerate_from: float = Field(0.5, ge=0)  # share of the run after which degenerate outputs fail it; over 1: never
 
 
 class Run(_Section):

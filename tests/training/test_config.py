@@ -1,0 +1,61 @@
+"""Configurations are checked as a whole, and a wrong key names the nearest right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.core.errors import ConfigError, NotFound
+from tests.support.toy import TRANSFORMER, toy_config
+from training.config import Config, load_config, parse_config
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(toy_config(tmp_path / "data", TRANSFORMER)), encoding="utf-8")
+    return path
+
+
+def test_overrides_reach_nested_keys(file: Path) -> None:
+    config = load_config(file, ["schedule.steps=7", "model.size=64", "run.device=cpu"])
+    assert (config.schedule.steps, config.architecture_config().size, config.run.device) == (7, 64, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("schedule.step=7", "schedule.steps"),
+        ("optimizer.rate=1", "optimiser"),
+        ("model.sizee=64", "model.size"),
+        ("batches.token=1", "batches.tokens"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(file: Path, override: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key .*; did you mean '{nearest}") as error:
+        load_config(file, [override])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["schedule.steps=0", "schedule.steps=many", "model.architecture=unheard_of", "model.heads=5", "nonsense", "a: [=1"],
+)
+def test_a_wrong_value_is_one_line(file: Path, override: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(file, [override])
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="nothing.yaml"):
+        load_config(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_is_valid_and_comments_its_keys(path: Path) -> None:
+    config = load_config(path)
+    assert isinstance(config, Config)
+    assert parse_config(config.model_dump(mode="json")) == config
