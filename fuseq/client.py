@@ -69,8 +69,12 @@ def _service_config(attempts: int, retry_overloaded: bool) -> str:
     return json.dumps({"methodConfig": [method]})
 
 
-def _request(inputs: Iterable[tuple[str, str]], options: TranslateOptions) -> pb.TranslateRequest:
-    """The message for (text, prefix) pairs."""
+def make_request(inputs: Iterable[tuple[str, str]], options: TranslateOptions) -> pb.TranslateRequest:
+    """The message for (text, prefix) pairs.
+
+    Raises:
+        InvalidInput: a text is no valid Unicode, or an option has a value that no message can hold.
+    """
     fields: dict[str, Any] = dict(options)
     model = fields.pop("model", "")
     try:
@@ -130,7 +134,7 @@ class Client:
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     @overload
-    def translate(
+    def translate(  # type: ignore[overload-overlap]
         self, text: str, *, prefix: str = ..., timeout: float | None = ..., **options: Unpack[TranslateOptions]
     ) -> Translation: ...
     @overload
@@ -175,7 +179,7 @@ class Client:
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InvalidInput(f"{len(texts)} texts but {len(prefixes)} prefixes: give one for each, or one for all")
-        request = _request(zip(texts, prefixes, strict=True), options)
+        request = make_request(zip(texts, prefixes, strict=True), options)
         try:
             response = self._stub.Translate(request, timeout=self.timeout if timeout is None else timeout)
         except grpc.RpcError as error:
@@ -207,7 +211,7 @@ class Client:
             else:
                 future.set_result(outcome)
 
-        request = _request([(text, prefix)], options)
+        request = make_request([(text, prefix)], options)
         self._stub.Translate.future(request, timeout=self.timeout if timeout is None else timeout).add_done_callback(
             finish
         )

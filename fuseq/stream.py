@@ -14,13 +14,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _outcome(future: Future[R]) -> R | FuseqError:
-    try:
-        return future.result()
-    except FuseqError as error:
-        return error
-
-
 def in_order(
     items: Iterable[T], submit: Callable[[T], Future[R]], window: int = 64
 ) -> Iterator[tuple[T, R | FuseqError]]:
@@ -36,9 +29,10 @@ def in_order(
     def put(entry: tuple[T, Future[R]] | BaseException | None) -> None:
         while not abandoned.is_set():
             try:
-                return pending.put(entry, timeout=0.2)
+                pending.put(entry, timeout=0.2)
             except queue.Full:
                 continue
+            return
 
     def read() -> None:
         try:
@@ -62,6 +56,11 @@ def in_order(
             if isinstance(entry, BaseException):
                 raise entry
             item, future = entry
-            yield item, _outcome(future)
+            outcome: R | FuseqError
+            try:
+                outcome = future.result()
+            except FuseqError as error:
+                outcome = error
+            yield item, outcome
     finally:
         abandoned.set()

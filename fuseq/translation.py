@@ -84,6 +84,7 @@ class Timings:
     queue: float
     encode: float
     decode: float
+    align: float
     total: float
 
 
@@ -134,7 +135,7 @@ def outcome_of(result: pb.Result) -> Translation | FuseqError:
     if result.status.code != 0:
         return error_of(result.status.code, result.status.message)
     best = _hypothesis(result)
-    spent = result.timings
+    t = result.timings
     return Translation(
         text=best.text,
         score=best.score,
@@ -143,5 +144,5 @@ def outcome_of(result: pb.Result) -> Translation | FuseqError:
         truncated=result.truncated,
         alignment=best.alignment,
         hypotheses=tuple(map(_hypothesis, result.hypotheses)) or (best,),
-        timings=Timings(spent.queue_seconds, spent.encode_seconds, spent.decode_seconds, spent.total_seconds),
+        timings=Timings(t.queue_seconds, t.encode_seconds, t.decode_seconds, t.align_seconds, t.total_seconds),
     )

@@ -7,16 +7,16 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.config import Settings, env_name, make_settings, settings_options
+from serving.config import env_name, make_settings, settings_options
 from serving.core.errors import FuseqError, InvalidInput
 
 if TYPE_CHECKING:
@@ -77,21 +77,18 @@ def _lines(texts: tuple[str, ...]) -> Iterator[Line]:
                 yield Line(number, raw.decode("utf-8", "replace").rstrip("\r\n"), len(raw), wrong)
 
 
-class Backend(Protocol):
-    """What translates: a client of a server, or the bundle in this process."""
-
-    def submit(self, text: str, **options: Any) -> Future[Translation]:
-        """Start translating one text."""
+Submit = Callable[..., "Future[Translation]"]
 
 
-def _backend(stack: ExitStack, bundle: Path | None, server: str | None, timeout: float) -> Backend:
+def _submit_to(stack: ExitStack, bundle: Path | None, server: str | None, timeout: float) -> Submit:
+    """What starts the translation of one text: a client of a server, or the bundle in this process."""
     if server is not None:
         from fuseq.client import Client
 
-        return stack.enter_context(Client(server, timeout=timeout, attempts=5, retry_overloaded=True))
+        return stack.enter_context(Client(server, timeout=timeout, attempts=5, retry_overloaded=True)).submit
     from serving.local import LocalTranslator
 
-    return stack.enter_context(LocalTranslator(bundle or default_bundle()))
+    return stack.enter_context(LocalTranslator(bundle or default_bundle(), timeout=timeout)).submit
 
 
 def _progress(wanted: bool) -> Progress | None:
@@ -177,13 +174,13 @@ def translate(
     asked |= {name: True for name, value in (("alignments", alignments), ("truncate", asked.pop("truncate"))) if value}
     failures = 0
     with ExitStack() as stack:
-        backend = _backend(stack, bundle, server, timeout)
-        backend.submit("", **asked).result()  # what is wrong with every input is said once
+        translate_one = _submit_to(stack, bundle, server, timeout)
+        translate_one("", **asked).result()  # what is wrong with every input is said once
 
         def submit(line: Line) -> Future[Translation]:
             if line.error is not None:
                 raise line.error
-            return backend.submit(line.text, prefix=prefix, timeout=timeout, **asked)
+            return translate_one(line.text, prefix=prefix, **asked)
 
         follow = _follow(stack, wanted=not texts)
         for line, outcome in in_order(_lines(texts), submit, WINDOW):
@@ -210,6 +207,3 @@ def _follow(stack: ExitStack, wanted: bool) -> Any:
             stack.callback(progress.stop)
 
     return follow
-
-
-__all__ = ["Settings", "serve", "translate"]

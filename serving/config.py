@@ -29,36 +29,49 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     listen: str = Field(
-        "0.0.0.0:50051", pattern=ADDRESS, description="Address of the gRPC service; port 0 takes a free one."
+        default="0.0.0.0:50051", pattern=ADDRESS, description="Address of the gRPC service; port 0 takes a free one."
     )
     metrics: str = Field(
-        "0.0.0.0:9464",
+        default="0.0.0.0:9464",
         pattern=ADDRESS,
         description="Address of the Prometheus metrics over HTTP; port 0 takes a free one.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device that runs the graphs; auto takes CUDA where it works."
+        default="auto", description="Device that runs the graphs; auto takes CUDA where it works."
     )
     precision: str = Field(
-        "", description="Precision of the graphs, for instance int8; empty for each bundle's default."
+        default="", description="Precision of the graphs, for instance int8; empty for each bundle's default."
     )
     threads: int = Field(
-        0, ge=0, description="Threads that compute; 0 for as many as the process may use, less one for calls."
+        default=0, ge=0, description="Threads that compute; 0 for as many as the process may use, less one for calls."
     )
     rows: int = Field(
-        _ENGINE.rows, ge=1, le=4096, description="Rows that one step decodes at most; a beam of n takes n of them."
+        default=_ENGINE.rows,
+        ge=1,
+        le=4096,
+        description="Rows that one step decodes at most; a beam of n takes n of them.",
     )
     queue: int = Field(
-        _ENGINE.queue, ge=1, description="Inputs that may wait for a row; beyond it requests are RESOURCE_EXHAUSTED."
+        default=_ENGINE.queue,
+        ge=1,
+        description="Inputs that may wait for a row; beyond it requests are RESOURCE_EXHAUSTED.",
     )
     memory_mib: int = Field(
-        _ENGINE.memory_bytes >> 20, ge=1, description="Most MiB for the state of the rows; too little means fewer rows."
+        default=_ENGINE.memory_bytes >> 20,
+        ge=1,
+        description="Most MiB for the state of the rows; too little means fewer rows.",
     )
-    max_inputs: int = Field(1024, ge=1, description="Inputs that one request may hold; never more than the queue.")
-    max_beam: int = Field(32, ge=1, description="Largest beam that a request may ask for.")
-    max_message_mib: int = Field(4, ge=1, le=1024, description="Largest request in MiB.")
-    grace: float = Field(30.0, ge=0, description="Seconds that calls in flight may still take after SIGTERM or SIGINT.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe messages to log.")
+    max_inputs: int = Field(
+        default=1024, ge=1, description="Inputs that one request may hold; never more than the queue."
+    )
+    max_beam: int = Field(default=32, ge=1, description="Largest beam that a request may ask for.")
+    max_message_mib: int = Field(default=4, ge=1, le=1024, description="Largest request in MiB.")
+    grace: float = Field(
+        default=30.0, ge=0, description="Seconds that calls in flight may still take after SIGTERM or SIGINT."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe messages to log."
+    )
 
 
 def env_name(name: str) -> str:

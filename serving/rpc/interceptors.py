@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -41,6 +41,7 @@ CODES: dict[type[FuseqError], grpc.StatusCode] = {
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -120,22 +121,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, metrics: Metrics, gate: Gate) -> None:
         self._metrics = metrics
         self._gate = gate
-        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> Handler | None:
         method = handler_call_details.method
         if method in self._wrapped:
             return self._wrapped[method]
         handler = await continuation(handler_call_details)
         if handler is None or not method.startswith(PACKAGE):
             return handler
-        behaviour: Behaviour = self._mapped(handler.unary_unary)  # type: ignore[arg-type]
+        behaviour = self._mapped(cast(Behaviour, handler.unary_unary))
         wrapped = grpc.unary_unary_rpc_method_handler(
-            self._counted(behaviour) if method == COUNTED else behaviour,  # type: ignore[arg-type]
+            self._counted(behaviour) if method == COUNTED else behaviour,
             request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )

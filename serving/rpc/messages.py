@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
 
 from fuseq.v1 import translator_pb2 as pb
 from serving.core.errors import FuseqError, InvalidInput
-from serving.core.manifest import SearchDefaults
-from serving.core.types import SearchOptions
+from serving.core.types import SearchOptions, StopReason
+from serving.engine.translator import Candidate, Translation
 from serving.rpc.interceptors import details_of, status_of
 
+STOP_REASONS = {
+    StopReason.EOS: pb.STOP_REASON_EOS,
+    StopReason.LENGTH: pb.STOP_REASON_LENGTH,
+    StopReason.REPETITION: pb.STOP_REASON_REPETITION,
+}
 MOST_TOKENS = 1_000_000  # bound of token counts in options; the model's own limit is far below
 
 
@@ -25,7 +33,7 @@ def _within(name: str, value: float, most: float) -> float:
     return value
 
 
-def search_options(options: pb.Options, defaults: SearchDefaults, max_beam: int) -> SearchOptions:
+def search_options(options: pb.Options, defaults: SearchOptions, max_beam: int) -> SearchOptions:
     """What is asked for, with the model's defaults for what is left out.
 
     Raises:
@@ -33,7 +41,7 @@ def search_options(options: pb.Options, defaults: SearchDefaults, max_beam: int)
     """
 
     def given(name: str, default: float) -> Any:
-        return getattr(options, name) if options.HasField(name) else default  # type: ignore[arg-type]
+        return getattr(options, name) if options.HasField(name) else default
 
     nbest = given("nbest", 1)
     beam = given("beam", max(defaults.beam, nbest))
@@ -54,6 +62,45 @@ def search_options(options: pb.Options, defaults: SearchDefaults, max_beam: int)
         ),
         stop_repetition=not options.allow_repetition,
         forced_length=forced or None,
+    )
+
+
+def _alignment(weights: NDArray[np.float32], source: Sequence[str], tokens: Sequence[str]) -> pb.Alignment:
+    target = [*tokens, source[-1]]  # both end with the end symbol
+    return pb.Alignment(source=source, target=target[: len(weights)], weights=weights.ravel())
+
+
+def _hypothesis(candidate: Candidate, source: Sequence[str]) -> pb.Hypothesis:
+    weights = candidate.alignment
+    return pb.Hypothesis(
+        text=candidate.text,
+        score=candidate.score,
+        tokens=candidate.tokens,
+        stop_reason=STOP_REASONS[candidate.stop_reason],
+        alignment=None if weights is None else _alignment(weights, source, candidate.tokens),
+    )
+
+
+def translated(answer: Translation, options: SearchOptions) -> pb.Result:
+    """The result of an input that was translated."""
+    hypotheses = [_hypothesis(candidate, answer.source_tokens) for candidate in answer.hypotheses]
+    best = hypotheses[0]
+    return pb.Result(
+        status=pb.Status(code=pb.CODE_OK),
+        text=best.text,
+        score=best.score,
+        tokens=best.tokens,
+        stop_reason=best.stop_reason,
+        truncated=answer.truncated,
+        alignment=best.alignment if best.HasField("alignment") else None,
+        hypotheses=hypotheses if options.nbest > 1 else (),
+        timings=pb.Timings(
+            queue_seconds=answer.queue_seconds,
+            encode_seconds=answer.encode_seconds,
+            decode_seconds=answer.decode_seconds,
+            align_seconds=answer.align_seconds,
+            total_seconds=answer.total_seconds,
+        ),
     )
 
 

@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,10 +33,10 @@ FAREWELL_SECONDS = 0.5
 class Server:
     """One process's service. `start` binds the ports, `load` opens the models, `drain` ends it all."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, share_threads: bool = False) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.registry = Registry(settings, self.metrics)
+        self.registry = Registry(settings, self.metrics, share=share_threads)
         self.port = 0
         self.metrics_port = 0
         self._gate = Gate()
@@ -88,9 +89,9 @@ class Server:
         """
         await self._health.enter_graceful_shutdown()
         self._gate.close("the server is shutting down")
-        waits = [asyncio.ensure_future(self._gate.wait_empty())]
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._gate.wait_empty())]
         if hurry is not None:
-            waits.append(asyncio.ensure_future(hurry.wait()))
+            waits.append(asyncio.create_task(hurry.wait()))
         done, _ = await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         if waits[0] not in done:
             log.warning("some calls did not finish in time; they end as UNAVAILABLE")
@@ -103,7 +104,7 @@ class Server:
 
 
 async def _serve(settings: Settings, bundles: Sequence[Path]) -> None:
-    server = Server(settings)
+    server = Server(settings, share_threads=True)
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
