@@ -12,9 +12,11 @@ ends when no row is left. Hence the best hypothesis is the same for every `nbest
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from serving.core.types import Hypothesis, SearchOptions, SpecialIds, StopReason
 LONGEST_BLOCK = 8
 LEAST_REPEATS = 4
 LEAST_SPAN = 12
+LARGEST_ALPHA = 10.0
 
 
 def repeated_tail(tokens: Sequence[int]) -> int:
@@ -34,6 +37,8 @@ def repeated_tail(tokens: Sequence[int]) -> int:
     The rule: a block of 1 to 8 tokens stands at least 4 times in a row, over at least 12 tokens.
     """
     count = len(tokens)
+    if count < LEAST_SPAN or tokens[-1] not in tokens[-1 - LONGEST_BLOCK : -1]:
+        return 0
     for block in range(1, min(LONGEST_BLOCK, count // LEAST_REPEATS) + 1):
         span = max(LEAST_REPEATS * block, LEAST_SPAN)
         if span > count or tokens[-1] != tokens[-1 - block]:
@@ -82,8 +87,8 @@ class SearchTask:
             if self.options.forced_length > room:
                 raise InvalidInput(f"a forced length of {self.options.forced_length} is over the limit of {room}")
             return self.options.forced_length
-        asked = int(self.options.max_length_ratio * len(self.source)) + self.options.max_length_margin
-        return max(1, min(asked, room))
+        asked = self.options.max_length_ratio * len(self.source) + self.options.max_length_margin
+        return max(1, int(min(asked, room)))
 
 
 class Search(ABC):
@@ -217,56 +222,74 @@ class BeamSearch(Search):
         return self.beam
 
     def _advance(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> list[int]:
-        width = self.candidates
-        extensions = [
-            (self.live[row][0] + score, row, token)
-            for row, (ids, logs) in enumerate(zip(tokens, scores, strict=True))
-            for token, score in zip(ids[:width], logs[:width], strict=True)
-        ]
-        extensions.sort(key=lambda extension: (-extension[0], extension[1]))
-        parents, live = self._select(extensions)
+        parents, live = self._select(tokens, scores)
         if live and len(live[0][1]) >= self.limit:
             for total, generated in live:
-                self.finished.append(self._hypothesis(generated, total, StopReason.LENGTH, len(generated)))
+                self._finish(generated, total, StopReason.LENGTH, len(generated))
             parents, live = [], []
-        self.finished.sort(key=_rank)
-        del self.finished[self.options.nbest :]
-        keep = [index for index, (total, _) in enumerate(live) if self._can_win(total)]
-        self.live = [live[index] for index in keep]
-        self.tokens = [generated[-1] for _, generated in self.live]
-        return [parents[index] for index in keep]
+        if len(self.finished) >= self.options.nbest:
+            self.finished.sort(key=_rank)
+            del self.finished[self.options.nbest :]
+            keep = [index for index, (total, _) in enumerate(live) if self._can_win(total)]
+            live = [live[index] for index in keep]
+            parents = [parents[index] for index in keep]
+        self.live = live
+        self.tokens = [generated[-1] for _, generated in live]
+        return parents
 
-    def _select(self, extensions: list[tuple[float, int, int]]) -> tuple[list[int], list[tuple[float, list[int]]]]:
+    def _extensions(
+        self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]
+    ) -> Iterator[tuple[float, int, int]]:
+        """(sum of log-probabilities, row, token) of the rows' candidates, best first; the better row where they tie.
+
+        A merge of the rows' own lists: the search looks at little more than `beam` of the candidates. Of those
+        beyond `candidates` it sees none, since they are there only where a neighbour wants them.
+        """
+        width = min(self.candidates, len(scores[0]))
+        heads = [(-self.live[row][0] - logs[0], row, 0) for row, logs in enumerate(scores)]
+        heapify(heads)
+        while heads:
+            negative, row, index = heads[0]
+            yield -negative, row, tokens[row][index]
+            index += 1
+            if index < width:
+                heapreplace(heads, (-self.live[row][0] - scores[row][index], row, index))
+            else:
+                heappop(heads)
+
+    def _select(
+        self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]
+    ) -> tuple[list[int], list[tuple[float, list[int]]]]:
         """Walk the extensions from the best: ends go to `finished`, the first `beam` others live on."""
         parents: list[int] = []
         live: list[tuple[float, list[int]]] = []
-        for rank, (total, row, token) in enumerate(extensions):
-            if len(live) == self.beam:
-                break
+        for rank, (total, row, token) in enumerate(self._extensions(tokens, scores)):
             past = self.live[row][1]
             if token == self.eos:
                 # Only an end inside the beam counts; a worse one would not have been expanded either.
                 if rank < self.beam and self.options.forced_length is None:
-                    self.finished.append(self._hypothesis(past, total, StopReason.EOS, len(past) + 1))
+                    self._finish(past, total, StopReason.EOS, len(past) + 1)
                 continue
             generated = [*past, token]
             if self.watch and (block := repeated_tail(generated)):
-                cut = _cut_repetition(generated, block)
-                self.finished.append(self._hypothesis(cut, total, StopReason.REPETITION, len(generated)))
+                self._finish(_cut_repetition(generated, block), total, StopReason.REPETITION, len(generated))
                 continue
             parents.append(row)
             live.append((total, generated))
+            if len(live) == self.beam:
+                break
         return parents, live
 
+    def _finish(self, generated: list[int], total: float, reason: StopReason, length: int) -> None:
+        self.finished.append(self._hypothesis(generated, total, reason, length))
+
     def _can_win(self, total: float) -> bool:
-        """Whether a row with this sum may still enter the `nbest` finished hypotheses."""
-        if len(self.finished) < self.options.nbest:
-            return True
+        """Whether a row with this sum may still enter the finished hypotheses, `nbest` of which there are."""
         last = self.finished[-1]
         return last.stop_reason is StopReason.REPETITION or total / self.largest_penalty > last.score
 
     def hypotheses(self) -> list[Hypothesis]:
-        return list(self.finished)
+        return sorted(self.finished, key=_rank)
 
 
 def start_search(task: SearchTask) -> Search:
@@ -278,8 +301,11 @@ def start_search(task: SearchTask) -> Search:
     options = task.options
     if options.beam < 1 or not 1 <= options.nbest <= options.beam:
         raise InvalidInput(f"beam {options.beam} and n-best {options.nbest}: need 1 <= n-best <= beam")
-    if options.length_penalty < 0:
-        raise InvalidInput(f"length penalty {options.length_penalty}: must not be negative")
+    if not 0 <= options.length_penalty <= LARGEST_ALPHA:
+        raise InvalidInput(f"length penalty {options.length_penalty}: must be 0 to {LARGEST_ALPHA:g}")
+    if not 0 <= options.max_length_ratio < math.inf or options.max_length_margin < 0:
+        asked = f"ratio {options.max_length_ratio}, margin {options.max_length_margin}"
+        raise InvalidInput(f"maximum length by {asked}: both must be finite and not negative")
     if options.forced_length is not None and options.forced_length < 1:
         raise InvalidInput(f"forced length {options.forced_length}: must be at least 1")
     return GreedySearch(task) if options.beam == 1 else BeamSearch(task)

@@ -141,10 +141,10 @@ class Runner:
         for group in done:
             group.finished_at = now
             self._release(group)
-            if all(math.isfinite(hypothesis.score) for hypothesis in group.search.hypotheses()):
+            if not any(math.isnan(hypothesis.score) for hypothesis in group.search.hypotheses()):
                 executed.finished.append(group)
             else:
-                executed.failed.append((group, ModelFailure("the model's scores are not finite numbers")))
+                executed.failed.append((group, ModelFailure("the model gave scores that are not numbers")))
         slots.settle()
         self.steps += 1
         self._observer.stepped(rows, time.monotonic() - begin)
