@@ -46,6 +46,7 @@ def serve(bundles: tuple[Path, ...], **values: Any) -> None:
     The environment variable FUSEQ_BUNDLE names a bundle to serve instead of the bundled one. SIGTERM and SIGINT
     drain: calls in flight may finish, new ones are refused.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said by us, in one line
     from serving.rpc.server import run
 
     run(make_settings(values), bundles or (default_bundle(),))
@@ -83,6 +84,7 @@ Submit = Callable[..., "Future[Translation]"]
 def _submit_to(stack: ExitStack, bundle: Path | None, server: str | None, timeout: float) -> Submit:
     """What starts the translation of one text: a client of a server, or the bundle in this process."""
     if server is not None:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from fuseq.client import Client
 
         return stack.enter_context(Client(server, timeout=timeout, attempts=5, retry_overloaded=True)).submit

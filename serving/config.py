@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from serving.core.errors import ConfigError
-from serving.engine.settings import EngineSettings
+from serving.engine.settings import DEFAULT_MEMORY, EngineSettings
 
 PREFIX = "FUSEQ_"
 ADDRESS = r"^(\[[^\]]*\]|[^:\[\]]+):\d{1,5}$"
@@ -57,7 +57,7 @@ class Settings(BaseModel):
         description="Inputs that may wait for a row; beyond it requests are RESOURCE_EXHAUSTED.",
     )
     memory_mib: int = Field(
-        default=_ENGINE.memory_bytes >> 20,
+        default=DEFAULT_MEMORY >> 20,
         ge=1,
         description="Most MiB for the state of the rows; too little means fewer rows.",
     )
