@@ -23,6 +23,7 @@ from serving.core.manifest import MANIFEST_NAME, Bundle, open_bundle
 SIZE, HEADS, LAYERS, HIDDEN = 16, 2, 2, 12
 SOURCE_LIMIT, TARGET_LIMIT = 96, 64
 POISON = 9  # an id that makes the call fail for every row in it, fed to the encoder or to the step
+NAN = 8  # a target id whose embedding is not a number
 OPSET, IR = 21, 10
 BOS, EOS = 1, 2
 
@@ -56,6 +57,8 @@ class Builder:
             # Seeded by the name, so that encoder, step and align share what is called the same.
             rng = np.random.default_rng([self.seed, *name.encode()])
             values = rng.normal(0.0, scale, shape).astype(np.float32)
+            if name == "target_embedding":
+                values[NAN] = np.nan
             self.weights[name] = numpy_helper.from_array(values, name)
         return name
 
@@ -106,7 +109,7 @@ def _candidates(b: Builder, hidden: str, size: int, vocabulary: int, end_bias: f
     """top_tokens and top_scores from (row, size); the larger `end_bias`, the shorter the outputs."""
     logits = b.linear(hidden, "output", size, vocabulary, gain=2.5)
     bias = np.zeros(vocabulary, np.float32)
-    bias[[0, BOS, 3, POISON]] = -30.0  # the model never says these
+    bias[[0, BOS, 3, POISON, NAN]] = -30.0  # the model never says these
     bias[EOS] = end_bias
     scores = b.op("LogSoftmax", b.op("Add", logits, b.const(bias, np.float32)), axis=-1)
     b.nodes.append(helper.make_node("TopK", [scores, "k"], ["top_scores", "top_tokens"], axis=-1, largest=1, sorted=1))
@@ -235,7 +238,9 @@ SUMMING_STATE: dict[str, tuple[int, Shape]] = {"bag": (F, ["row", SIZE]), "said"
 
 def summing_encode(seed: int, vocabulary: int) -> bytes:
     b = Builder(seed)
-    b.op("ReduceSum", _encoded(b, vocabulary), b.const([1]), keepdims=0, to_name="bag")
+    total = b.op("ReduceSum", _encoded(b, vocabulary), b.const([1]), keepdims=0)  # (row, SIZE)
+    lengths = b.op("Unsqueeze", b.op("Cast", "lengths", to=F), b.const([1]))
+    b.op("Div", total, lengths, to_name="bag")
     b.op("Mul", "bag", b.const(0.0, np.float32), to_name="said")
     return b.model(ENCODE_INPUTS, dict(SUMMING_STATE))
 
