@@ -134,58 +134,51 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not method.startswith(PACKAGE):
             return handler
-        behaviour = self._mapped(cast(Behaviour, handler.unary_unary))
+        behaviour = cast(Behaviour, handler.unary_unary)
         wrapped = grpc.unary_unary_rpc_method_handler(
-            self._counted(behaviour) if method == COUNTED else behaviour,
+            self._guarded(behaviour, counted=method == COUNTED),
             request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         self._wrapped[method] = wrapped
         return wrapped
 
-    def _mapped(self, behaviour: Behaviour) -> Behaviour:
-        """Errors of the tree end the call with their status; anything else is logged and INTERNAL."""
+    def _guarded(self, behaviour: Behaviour, counted: bool) -> Behaviour:
+        """Errors of the tree end a call with their status, others are logged and INTERNAL.
 
-        async def mapped(request: Any, context: Context) -> Any:
+        A call that is counted is counted in once and out once, whatever becomes of it, and out before its caller
+        hears of it.
+        """
+
+        async def guarded(request: Any, context: Context) -> Any:
+            error: BaseException | None = None
+            if counted:
+                self._metrics.request_started()
             try:
-                self._gate.enter()
-                try:
-                    return await behaviour(request, context)
-                finally:
-                    self._gate.leave()
-            except FuseqError as error:
-                if status_of(error) is grpc.StatusCode.INTERNAL:
-                    log.error("a call failed: %s", error)
-                await context.abort(status_of(error), details_of(error))
-            except Exception as error:
+                return await self._let_in(behaviour, request, context)
+            except FuseqError as failure:
+                error = failure
+                if status_of(failure) is grpc.StatusCode.INTERNAL:
+                    log.error("a call failed: %s", failure)
+            except Exception as failure:
+                error = failure
                 log.exception("a call failed")
-                await context.abort(status_of(error), details_of(error))
-
-        return mapped
-
-    def _counted(self, behaviour: Behaviour) -> Behaviour:
-        """Every call is counted in once and out once, whatever becomes of it."""
-
-        async def counted(request: Any, context: Context) -> Any:
-            ended: BaseException | None = Cancelled("the call was torn down")
-            self._metrics.request_started()
-            try:
-                answer = await behaviour(request, context)
-                ended = None
-                return answer
-            except asyncio.CancelledError:
-                ended = given_up(context)
-                raise
-            except grpc.aio.AbortError:
-                ended = _OUTCOME_OF_CODE.get(context.code(), FuseqError)("")
+            except BaseException:  # asyncio.CancelledError
+                error = given_up(context)
                 raise
             finally:
-                self._metrics.request_ended(ended)
+                if counted:
+                    self._metrics.request_ended(error)
+            return await context.abort(status_of(error), details_of(error))
 
-        return counted
+        return guarded
 
-
-_OUTCOME_OF_CODE: dict[Any, type[FuseqError]] = {code: error for error, code in CODES.items()}
+    async def _let_in(self, behaviour: Behaviour, request: Any, context: Context) -> Any:
+        self._gate.enter()
+        try:
+            return await behaviour(request, context)
+        finally:
+            self._gate.leave()
 
 
 def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:

@@ -44,7 +44,7 @@ def search_options(options: pb.Options, defaults: SearchOptions, max_beam: int) 
         return getattr(options, name) if options.HasField(name) else default
 
     nbest = given("nbest", 1)
-    beam = given("beam", max(defaults.beam, nbest))
+    beam = given("beam", max(defaults.beam, min(nbest, max_beam)))
     if not 1 <= beam <= max_beam:
         raise InvalidInput(f"beam {beam}: must be 1 to {max_beam}")
     if not 1 <= nbest <= beam:
