@@ -4,11 +4,13 @@ A run is a folder:
 
     config.json       the configuration the run was started with
     vocabulary.model  the SentencePiece model
-    details.json      corpus counts, split hash, licence
+    details.json      counts and hash of the corpus, its split, licence and attribution
     state.pt          everything the next step depends on: weights, optimisers, random state, place in the data
     snapshots/N.pt    weights at step N, averaged for evaluations
     best.pt           the averaged weights of the best evaluation, and its scores
-    log.jsonl         one line per report and evaluation
+    log.jsonl         one line per evaluation
+    curves.png        the log as a picture
+    .lock             held while a training writes to the folder
 
 Files are written beside their place, flushed to the disk and renamed, so each is either old or new, never half.
 """
@@ -49,6 +51,18 @@ def write_json(path: Path, value: object) -> None:
     write_atomically(path, lambda file: file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
+
+
 def save_tensors(path: Path, value: object) -> None:
     """Write a tree of tensors and plain values atomically."""
     write_atomically(path, lambda file: torch.save(value, file))
@@ -65,8 +79,12 @@ def load_tensors(path: Path) -> Any:
         raise NotFound(f"no checkpoint at {path}")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be read as a checkpoint: {' '.join(str(error).split())[:200]}") from error
+    except Exception as error:  # whatever damaged bytes make torch raise
+        raise ConfigError(f"{path} cannot be read as a checkpoint: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def average(weights: Sequence[Weights]) -> Weights:
@@ -104,25 +122,28 @@ class Trained:
 
 
 def load_trained(path: Path) -> Trained:
-    """Load a run's best model from its folder, or a given weights file inside it, in evaluation mode.
+    """Load a run's best model from its folder, or the weights of a given file inside it, in evaluation mode.
 
     Raises:
         NotFound: no run there, or it has no evaluated model yet.
-        ConfigError: the weights do not fit the configuration.
+        ConfigError: a file cannot be read, or the weights do not fit the configuration.
     """
-    weights_file = path if path.is_file() else path / "best.pt"
-    run = weights_file.parent if weights_file.parent.name != "snapshots" else weights_file.parent.parent
-    if not (run / "config.json").is_file():
-        raise NotFound(f"{path} is not a training run: it has no config.json")
-    config = parse_config(json.loads((run / "config.json").read_text(encoding="utf-8")))
+    weights_file = path / "best.pt" if path.is_dir() else path
+    run = weights_file.parent.parent if weights_file.parent.name == "snapshots" else weights_file.parent
+    for name in ("config.json", "vocabulary.model", "details.json"):
+        if not (run / name).is_file():
+            raise NotFound(f"{path} is not a training run: {run} has no {name}")
+    if not weights_file.is_file():
+        raise NotFound(f"{weights_file} is not there: the run has not been evaluated yet; let it train on")
+    config = parse_config(read_json(run / "config.json"))
     vocabulary = (run / "vocabulary.model").read_bytes()
     codec = SentencePieceCodec(vocabulary)
     saved = load_tensors(weights_file)
     model = build_model(config, codec)
     try:
-        model.load_state_dict(saved["weights"])
-    except (RuntimeError, KeyError) as error:
-        raise ConfigError(f"{weights_file} does not fit {run / 'config.json'}: {error}") from error
-    details = json.loads((run / "details.json").read_text(encoding="utf-8"))
-    details.update(step=saved.get("step"), scores=saved.get("scores", {}))
+        model.load_state_dict(saved["weights"] if "weights" in saved else saved["model"])
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{weights_file} does not fit {run / 'config.json'}: {_one_line(error)}") from error
+    details = read_json(run / "details.json")
+    details.update(step=saved.get("step", saved.get("progress", {}).get("step")), scores=saved.get("scores", {}))
     return Trained(model.eval(), codec, vocabulary, config, details)

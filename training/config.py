@@ -1,4 +1,7 @@
-"""The training configuration: a YAML file, validated as a whole before anything runs."""
+"""The training configuration: a YAML file, validated as a whole before anything runs.
+
+Every field carries its own description; docs/training.md repeats them as a table.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from serving.core.errors import ConfigError, NotFound
 from training.models.base import find_architecture
@@ -19,11 +23,14 @@ class _Section(BaseModel):
 
 
 class Pair(_Section):
-    """Two files of the same number of lines, plain or gzip; or one TSV / ManyThings zip as `file`."""
+    """A corpus: two files line by line, or one file of pairs. Paths start at the folder of the command."""
 
-    source: Path | None = None
-    target: Path | None = None
-    file: Path | None = None
+    source: Path | None = Field(default=None, description="Sentences, one a line, plain or .gz.")
+    target: Path | None = Field(default=None, description="Their translations, line by line.")
+    file: Path | None = Field(
+        default=None,
+        description="Instead of the two: a TSV file of pairs, plain or .gz, or a zip of manythings.org/anki.",
+    )
 
 
 class Data(_Section):
@@ -31,83 +38,104 @@ class Data(_Section):
 
     train: Pair
     dev: Pair
-    source_language: str = ""
-    target_language: str = ""
-    licence: str = ""
-    attribution: str = ""
-    name: str = ""
+    source_language: str = Field(default="", description="Language code of the sources, for the bundle.")
+    target_language: str = Field(default="", description="Language code of the targets, for the bundle.")
+    name: str = Field(default="", description="Name of the data; else what `fuseq data` recorded beside it.")
+    licence: str = Field(default="", description="Its licence; else what `fuseq data` recorded.")
+    attribution: str = Field(default="", description="Whom to credit; else what `fuseq data` recorded.")
 
 
 class Vocabulary(_Section):
-    """The joint SentencePiece model."""
+    """The joint SentencePiece model of both languages, with byte fallback (which alone takes 256 pieces)."""
 
-    size: int = Field(8000, ge=300)  # byte fallback alone takes 256
-    model: Literal["unigram", "bpe"] = "unigram"
-    normalisation: str = "nmt_nfkc"
+    size: int = Field(default=8000, ge=300, description="Pieces.")
+    model: Literal["unigram", "bpe"] = Field(
+        default="unigram", description="Kind of SentencePiece model: unigram or bpe."
+    )
+    normalisation: str = Field(
+        default="nmt_nfkc", description="SentencePiece's rule for every text; identity for none."
+    )
 
 
 class Limits(_Section):
-    """Longest source in tokens (end symbol included) and number of decoder positions; longer pairs are dropped."""
+    """Longer pairs are left out of the training."""
 
-    source: int = Field(256, ge=4)
-    target: int = Field(256, ge=4)
+    source: int = Field(default=256, ge=4, description="Longest source in tokens, end symbol included.")
+    target: int = Field(default=256, ge=4, description="Decoder positions: begin symbol and every token.")
 
 
 class Optimiser(_Section):
-    """Muon for hidden matrices and AdamW for the rest, or AdamW for all."""
+    """How weights move."""
 
-    name: Literal["muon", "adamw"] = "adamw"
-    rate: float = 1e-3  # AdamW's peak learning rate
-    matrix_rate: float = 0.02  # Muon's
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.01
-    clip: float = 1.0  # largest global gradient norm
-    label_smoothing: float = 0.1
+    name: Literal["muon", "adamw"] = Field(
+        default="adamw", description="adamw, or muon: Muon for hidden matrices and AdamW for the rest."
+    )
+    rate: float = Field(default=1e-3, ge=0, description="Peak learning rate of AdamW.")
+    matrix_rate: float = Field(default=0.02, ge=0, description="Peak learning rate of Muon.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Decay rates of AdamW's two averages.")
+    weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay of matrices.")
+    clip: float = Field(default=1.0, gt=0, description="Largest norm of the whole gradient.")
+    label_smoothing: float = Field(
+        default=0.1, ge=0, lt=1, description="Share of the label spread over the vocabulary."
+    )
 
 
 class Schedule(_Section):
-    """Linear warm-up, then a plateau, then a linear fall to zero over the last `decay` share; or inverse root."""
+    """The learning rate over the steps."""
 
-    kind: Literal["trapezoid", "inverse_root"] = "trapezoid"
-    steps: int = Field(10_000, ge=1)
-    warmup: int = Field(500, ge=0)
-    decay: float = Field(0.4, ge=0, le=1)
+    kind: Literal["trapezoid", "inverse_root"] = Field(
+        default="trapezoid",
+        description="trapezoid: warm-up, plateau, linear fall to zero; inverse_root: warm-up, 1/sqrt(step).",
+    )
+    steps: int = Field(default=10_000, ge=1, description="Optimiser steps of the whole run.")
+    warmup: int = Field(default=500, ge=0, description="Steps of the linear rise at the start.")
+    decay: float = Field(default=0.4, ge=0, le=1, description="Share of the steps over which a trapezoid falls.")
 
 
 class Batches(_Section):
     """Batches of similar lengths, by token budget."""
 
-    tokens: int = Field(4096, ge=16)  # padded positions of the longer side
-    pool: int = Field(20_000, ge=1)  # pairs sorted together by length
+    tokens: int = Field(default=4096, ge=16, description="Most padded positions of the longer side in a batch.")
+    pool: int = Field(default=20_000, ge=1, description="Random pairs sorted together by length.")
 
 
 class Evaluation(_Section):
     """What is measured when, and when to stop."""
 
-    every: int = Field(500, ge=1)
-    sentences: int = Field(1000, ge=1)  # of the development set, from its start
-    beam: int = Field(1, ge=1)
-    average: int = Field(5, ge=1)  # snapshots averaged for each evaluation and the final model
-    patience: int = Field(10, ge=1)  # evaluations without a better BLEU before stopping
-    degenerate_from: float = Field(0.5, ge=0)  # share of the run after which degenerate outputs fail it; over 1: never
+    every: int = Field(default=500, ge=1, description="Steps between evaluations; the last step is evaluated, too.")
+    sentences: int = Field(default=1000, ge=1, description="Sentences of the development set, from its start.")
+    beam: int = Field(default=1, ge=1, description="Beam of the evaluation; 1 is greedy.")
+    average: int = Field(
+        default=5, ge=1, description="Last snapshots averaged into the model that is evaluated and kept."
+    )
+    patience: int = Field(default=10, ge=1, description="Evaluations without a better BLEU before the run stops.")
+    degenerate_from: float = Field(
+        default=0.5,
+        ge=0,
+        description="Share of the steps from which on degenerate outputs fail the run; over 1: never.",
+    )
 
 
 class Run(_Section):
     """Reproducibility and bookkeeping."""
 
-    seed: int = 1
-    threads: int = 0  # 0: all cores the process may use
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the device has fast bf16
-    save_every: int = Field(250, ge=1)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = Field(default=1, ge=0, description="Seed of weights, dropout and the order of the pairs.")
+    threads: int = Field(default=0, ge=0, description="Threads; 0 for every core the process may use.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="fp32, bf16 (autocast), or auto: bf16 where the device is fast at it."
+    )
+    save_every: int = Field(default=250, ge=1, description="Steps between saves: what a kill can cost at most.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="cpu, cuda, or auto: CUDA where there is one."
+    )
 
 
 class Config(_Section):
     """The whole configuration. `model` holds `architecture` and that architecture's own keys."""
 
-    name: str
+    name: str = Field(description="Name of the run and of the bundle.")
     data: Data
-    model: dict[str, Any]
+    model: dict[str, Any] = Field(description="The architecture and its own keys, see below.")
     vocabulary: Vocabulary = Vocabulary()
     limits: Limits = Limits()
     optimiser: Optimiser = Optimiser()
@@ -120,26 +148,37 @@ class Config(_Section):
         """The architecture's own frozen Config.
 
         Raises:
-            ConfigError: unknown architecture or key, the nearest key named.
+            ConfigError: unknown architecture or key, the nearest key named, or a value of the wrong type.
         """
         keys = dict(self.model)
         name = keys.pop("architecture", None)
         if not isinstance(name, str):
             raise ConfigError("model.architecture is missing; name a file of training/models or module:Class")
-        config_class = find_architecture(name).Config
+        config_class = getattr(find_architecture(name), "Config", None)
+        if not (isinstance(config_class, type) and dataclasses.is_dataclass(config_class)):
+            raise ConfigError(f"architecture {name!r} has no dataclass `Config`")
         known = [field.name for field in dataclasses.fields(config_class)]
         for key in keys:
             if key not in known:
                 raise ConfigError(_unknown(f"model.{key}", [f"model.{name}" for name in known]))
         try:
+            return TypeAdapter(config_class).validate_python(keys)
+        except ValidationError as error:
+            raise ConfigError(_first_problem(error, "model")) from error
+        except (PydanticUserError, PydanticUndefinedAnnotation):  # a Config with types that pydantic does not know
             return config_class(**keys)
-        except TypeError as error:
-            raise ConfigError(f"model: {error}") from error
 
 
 def _unknown(key: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return f"unknown key {key!r}; did you mean {nearest[0]!r}?" if nearest else f"unknown key {key!r}"
+
+
+def _first_problem(error: ValidationError, *parents: str) -> str:
+    """One line that names the key of the first thing wrong."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in (*parents, *first["loc"]))
+    return _unknown(key, _known_keys(Config)) if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
 
 
 def _known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
@@ -174,11 +213,7 @@ def parse_config(tree: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(_unknown(key, _known_keys(Config))) from error
-        raise ConfigError(f"{key}: {first['msg']}") from error
+        raise ConfigError(_first_problem(error)) from error
     config.architecture_config()
     return config
 

@@ -10,22 +10,12 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from serving.core.errors import ConfigError, InvalidInput, Unavailable
+from training.bars import bar
 from training.corpus import Pair, count_lines
 from training.datasets import OWN, RECIPES, find_recipe, own_recipe
 from training.download import download
@@ -91,7 +81,7 @@ def data(
             _refuse_unused(context, () if recipe.drawn else published, name)
             paths = recipe.locate(origin) if origin is not None else _fetched(recipe, to)
         total = count_lines(paths[recipe.files[0].name])
-        with _progress(MofNCompleteColumn(), RateColumn()) as progress:
+        with bar() as progress:
             sizes = Sizes(seed, dev, test)
             record = prepare(recipe, paths, to, sizes, replace=replace, watch=lambda p: _watched(p, total, progress))
     except OSError as error:
@@ -115,20 +105,6 @@ def _own_arguments(origin: Path | None, languages: str | None) -> tuple[Path, st
     return origin, source, target
 
 
-class RateColumn(ProgressColumn):
-    """Pairs a second."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s", style="progress.data.speed")
-
-
-def _progress(*measures: ProgressColumn) -> Progress:
-    description = TextColumn("{task.description}")
-    return Progress(
-        description, BarColumn(), *measures, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    )
-
-
 def _watched(pairs: Iterator[Pair], total: int, progress: Progress) -> Iterator[Pair]:
     task = progress.add_task("cleaning pairs", total=total)
     number = 0
@@ -143,7 +119,7 @@ def _watched(pairs: Iterator[Pair], total: int, progress: Progress) -> Iterator[
 def _fetched(recipe: Recipe, to: Path) -> dict[str, Path]:
     """The published files, downloaded to `to`/published unless they are there already."""
     paths = {}
-    with _progress(DownloadColumn(), TransferSpeedColumn()) as progress:
+    with bar(DownloadColumn(), TransferSpeedColumn()) as progress:
         for file in recipe.files:
             path = paths[file.name] = to / "published" / file.places[0]
             if not path.is_file():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from serving.core.search import Search, SearchTask, start_search
 from serving.core.types import Hypothesis, SearchOptions
 from training.batching import pad
-from training.models.base import Model, State
+from training.models.base import Model, State, device_of
 
 
 @torch.inference_mode()
@@ -24,11 +25,11 @@ def decode(
     """The hypotheses of each source, in order.
 
     Args:
-        model: in evaluation mode.
-        sources: ids without the end symbol; an empty one has the one empty hypothesis [] and runs nothing.
+        model: in evaluation mode, on any device.
+        sources: ids without the end symbol; an empty one has no hypotheses and runs nothing.
         options: for all sources.
         batch: sources decoded together.
-        progress: called with the number of sources done.
+        progress: called after each batch with the number of sources in it.
     """
     results: list[list[Hypothesis]] = [[] for _ in sources]
     order = sorted((i for i, source in enumerate(sources) if source), key=lambda i: len(sources[i]))
@@ -41,29 +42,30 @@ def decode(
 
 
 def _decode_batch(model: Model, sources: list[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
-    special, sizes = model.sizes.special, model.sizes
+    special, device = model.sizes.special, device_of(model)
     ended = [[*source, special.eos] for source in sources]
-    searches = [start_search(SearchTask(source, options, special, sizes.target_limit)) for source in ended]
-    lengths = torch.tensor([len(source) for source in ended], dtype=torch.int32)
-    state = model.initial(model.encode(pad(ended, special.pad), lengths))
+    searches = [start_search(SearchTask(source, options, special, model.sizes.target_limit)) for source in ended]
+    lengths = torch.tensor([len(source) for source in ended], dtype=torch.int32, device=device)
+    state = model.initial(model.encode(pad(ended, special.pad).to(device), lengths))
     state |= model.empty_caches(len(ended), max(search.limit for search in searches) + 1)
     while any(not search.done for search in searches):
-        tokens = torch.tensor([token for search in searches for token in search.tokens])  # (row,)
-        positions = torch.tensor([s.position for s in searches for _ in s.tokens], dtype=torch.int32)
-        logits, updated = model.step(tokens, positions, state)
-        state = _reorder({**state, **updated}, _advance(searches, logits))
+        tokens = torch.tensor([token for search in searches for token in search.tokens], device=device)  # (row,)
+        at = [search.position for search in searches for _ in search.tokens]
+        logits, updated = model.step(tokens, torch.tensor(at, dtype=torch.int32, device=device), state)
+        state = _reorder({**state, **updated}, len(at), _advance(searches, logits))
     return [search.hypotheses() for search in searches]
 
 
-def _advance(searches: list[Search], logits: Tensor) -> Tensor:
-    """Advance every live search; the row each surviving row's state comes from."""
+def _advance(searches: list[Search], logits: Tensor) -> list[int]:
+    """Advance every live search; the row that each surviving row's state comes from."""
     most = max(search.candidates for search in searches if not search.done)
-    scores, tokens = logits.float().log_softmax(-1).topk(min(most, logits.shape[-1]))  # (row, most)
+    best = logits.float().log_softmax(-1).topk(min(most, logits.shape[-1]))  # (row, most)
+    scores, tokens = best.values.cpu().numpy(), best.indices.cpu().numpy()
     parents: list[int] = []
     for search, start in _live(searches):
         rows = slice(start, start + search.rows)
-        parents.extend(start + parent for parent in search.advance(tokens[rows].numpy(), scores[rows].numpy()))
-    return torch.tensor(parents, dtype=torch.int64)
+        parents.extend(start + parent for parent in search.advance(tokens[rows], scores[rows]))
+    return parents
 
 
 def _live(searches: list[Search]) -> Iterator[tuple[Search, int]]:
@@ -75,5 +77,9 @@ def _live(searches: list[Search]) -> Iterator[tuple[Search, int]]:
         start += rows
 
 
-def _reorder(state: State, parents: Tensor) -> State:
-    return {name: tensor[parents] for name, tensor in state.items()}
+def _reorder(state: State, rows: int, parents: list[int]) -> State:
+    """The state of the rows that live on, in their order."""
+    if parents == list(range(rows)):
+        return state
+    chosen = np.array(parents, np.int64)
+    return {name: tensor[torch.from_numpy(chosen).to(tensor.device)] for name, tensor in state.items()}

@@ -48,7 +48,8 @@ class SelfAttention(nn.Module):
 
         With `live` (batch, positions) every position sees the live ones; without, only itself and earlier ones.
         """
-        q, k, v = (split_heads(part, self.heads) for part in self.packed(x).chunk(3, -1))  # (batch, heads, positions, d)
+        # (batch, heads, positions, d) each
+        q, k, v = (split_heads(part, self.heads) for part in self.packed(x).chunk(3, -1))
         if live is None:
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:

@@ -1,14 +1,15 @@
 """The training loop: steps, evaluations, snapshots, and exact resumption.
 
-Everything the next step depends on is in `Progress` and `state.pt`. An evaluation happens between two saves and
-touches no random state, so a run killed at any moment and resumed repeats, from its last save, exactly the steps
-and evaluations that the uninterrupted run made.
+Everything the next step depends on is in `Progress` and `state.pt`, and in the snapshots that it names. An evaluation
+happens between two saves and touches no random state, so a run killed at any moment and resumed repeats, from its
+last save, exactly the steps and evaluations that the uninterrupted run made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,12 +22,13 @@ from torch import nn
 from serving.core.errors import ConfigError, FuseqError
 from training import loss as losses
 from training.batching import Batch, Batches, IdPair, make_batch
-from training.checkpoint import average, load_tensors, save_tensors
+from training.checkpoint import average, load_tensors, save_tensors, write_atomically
 from training.config import Config
 from training.models.base import Model
 from training.optim import make_optimisers, rate_factor, set_rates
 
 Evaluate = Callable[[Model], dict[str, float]]
+Entry = dict[str, Any]
 
 
 @dataclass
@@ -59,51 +61,68 @@ class Tick:
 class Loop:
     """One run of training in a folder."""
 
-    def __init__(self, run: Path, config: Config, model: Model, pairs: Sequence[IdPair], evaluate: Evaluate) -> None:
-        self.run, self.config, self.model, self.pairs, self.evaluate = run, config, model, pairs, evaluate
+    def __init__(
+        self,
+        run: Path,
+        config: Config,
+        model: Model,
+        pairs: Sequence[IdPair],
+        evaluate: Evaluate,
+        on_entry: Callable[[Entry], object] = lambda entry: None,
+    ) -> None:
+        """Prepare a run from its beginning.
+
+        Args:
+            evaluate: scores of a model, `bleu` among them; must draw no random numbers.
+            on_entry: told of each evaluation once it is in the log; what it raises ends the run.
+        """
+        self.run, self.config, self.model, self.pairs = run, config, model, pairs
+        self.evaluate, self.on_entry = evaluate, on_entry
         self.batches = Batches(pairs, config.batches.tokens, config.batches.pool, config.run.seed)
         self.optimisers = make_optimisers(model, config.optimiser)
         self.progress = Progress()
+        self.saved_snapshots: list[int] = []  # that state.pt names
         self.device = pick_device(config.run.device)
         self.model.to(self.device)
         self.autocast = use_bf16(config.run.precision, self.device)
 
     def resume(self) -> None:
         """Take up the run where `state.pt` left it; a run without one starts from the beginning."""
-        if not (self.run / "state.pt").is_file():
-            return
-        saved = load_tensors(self.run / "state.pt")
+        if (self.run / "state.pt").is_file():
+            self._restore(load_tensors(self.run / "state.pt"))
+        self._forget_later_log()
+
+    def _restore(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
-            peaks = [group["peak"] for group in optimiser.param_groups]
             optimiser.load_state_dict(state)
-            for group, peak in zip(optimiser.param_groups, peaks, strict=True):
-                group["peak"] = peak  # a changed rate in the configuration holds from here on
-        self.progress = Progress(**saved["progress"])
+        self.progress = progress = Progress(**saved["progress"])
+        # A run that came to its end goes on where the configuration has more steps or more patience now.
+        too_long = progress.stale >= self.config.evaluation.patience
+        progress.finished = too_long or progress.step >= self.config.schedule.steps
+        self.saved_snapshots = progress.snapshots
         torch.set_rng_state(saved["random"])
-        if saved["random_cuda"] is not None:
+        if saved["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state_all(saved["random_cuda"])
-        self._forget_later_log()
 
     def fit(self, on_step: Callable[[Tick], object] = lambda tick: None) -> Progress:
         """Run to the end: the last step of the schedule, or no better BLEU for `patience` evaluations."""
         progress, config = self.progress, self.config
-        while progress.step < config.schedule.steps and not progress.finished:
+        while not progress.finished:
             order = self.batches.epoch(progress.epoch)
-            while progress.batch < len(order) and progress.step < config.schedule.steps and not progress.finished:
+            while progress.batch < len(order) and not progress.finished:
                 batch = make_batch([self.pairs[i] for i in order[progress.batch]], self.model.sizes.special)
                 value = self._step(batch)
                 progress.batch += 1
-                last = progress.step == config.schedule.steps
+                last = progress.step >= config.schedule.steps
                 on_step(Tick(progress.step, config.schedule.steps, value, progress.tokens, self._rate()))
                 if progress.step % config.evaluation.every == 0 or last:
                     self._evaluate()
-                if progress.step % config.run.save_every == 0 or last or progress.finished:
+                progress.finished = progress.finished or last
+                if progress.step % config.run.save_every == 0 or progress.finished:
                     self.save()
             if progress.batch >= len(order):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-        progress.finished = True
-        self.save()
         return progress
 
     def save(self) -> None:
@@ -117,6 +136,7 @@ class Loop:
             "random_cuda": cuda,
         }
         save_tensors(self.run / "state.pt", state)
+        self.saved_snapshots = self.progress.snapshots
 
     def _rate(self) -> float:
         return rate_factor(self.progress.step, self.config.schedule)
@@ -126,18 +146,19 @@ class Loop:
         self.model.train()
         settings, progress = self.config.optimiser, self.progress
         set_rates(self.optimisers, self._rate())
-        with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext():
-            logits = self.model(batch.source.to(self.device), batch.lengths.to(self.device), batch.target.to(self.device))
+        batch = batch.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            logits = self.model(batch.source, batch.lengths, batch.target)  # (batch, target, vocabulary)
         pad = self.model.sizes.special.pad
-        loss, count = losses.cross_entropy(logits, batch.labels.to(self.device), pad, settings.label_smoothing)
+        loss, count = losses.cross_entropy(logits, batch.labels, pad, settings.label_smoothing)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        value = float(loss.detach())
+        if not (math.isfinite(value) and math.isfinite(float(norm))):  # before it reaches the weights, and a save
+            raise FuseqError(f"loss or gradient is not a number at step {progress.step}; lower optimiser.rate")
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        value = float(loss.detach())
-        if value != value:
-            raise FuseqError(f"the loss is not a number at step {progress.step}; lower optimiser.rate")
         progress.step += 1
         progress.tokens += batch.tokens
         progress.loss_sum += value * count
@@ -167,6 +188,7 @@ class Loop:
             progress.stale += 1
         progress.finished = progress.stale >= settings.patience
         self._log(entry)
+        self.on_entry(entry)
 
     def _snapshot(self, step: int) -> Path:
         return self.run / "snapshots" / f"{step}.pt"
@@ -175,28 +197,26 @@ class Loop:
         progress = self.progress
         save_tensors(self._snapshot(progress.step), {"weights": self.model.state_dict(), "step": progress.step})
         progress.snapshots = [*progress.snapshots, progress.step][-self.config.evaluation.average :]
-        # One more than is averaged stays: a resumed run may start before the newest.
-        spared = set(progress.snapshots)
-        older = sorted((int(file.stem) for file in (self.run / "snapshots").glob("*.pt")), reverse=True)
-        for step in [s for s in older if s not in spared][self.config.evaluation.average :]:
-            self._snapshot(step).unlink()
+        spared = {*progress.snapshots, *self.saved_snapshots}  # a resumed run needs those of its last save
+        for file in (self.run / "snapshots").glob("*.pt"):
+            if file.stem.isdigit() and int(file.stem) not in spared:
+                file.unlink()
 
-    def _log(self, entry: dict[str, Any]) -> None:
+    def _log(self, entry: Entry) -> None:
         with (self.run / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**entry, "time": round(time.time())}) + "\n")
 
     def _forget_later_log(self) -> None:
         """Drop log lines of steps that will be made again."""
-        lines = read_log(self.run)
-        kept = [line for line in lines if line["step"] <= self.progress.step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        (self.run / "log.jsonl").write_text(text, encoding="utf-8")
+        kept = [entry for entry in read_log(self.run) if entry["step"] <= self.progress.step]
+        text = "".join(json.dumps(entry) + "\n" for entry in kept)
+        write_atomically(self.run / "log.jsonl", lambda file: file.write(text.encode()))
 
 
-def read_log(run: Path) -> list[dict[str, Any]]:
+def read_log(run: Path) -> list[Entry]:
     """The evaluations of a run; a half-written last line is ignored."""
     path = run / "log.jsonl"
-    entries = []
+    entries: list[Entry] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         with contextlib.suppress(ValueError):
             entries.append(json.loads(line))
@@ -211,7 +231,7 @@ def pick_device(wanted: str) -> torch.device:
     """
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
-        raise ConfigError("run.device is cuda, but torch sees no CUDA device; use cpu, or install a CUDA build of torch")
+        raise ConfigError("run.device is cuda, but torch sees no CUDA device; say cpu, or install torch for CUDA")
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 
 import sacrebleu
 
-from serving.core.errors import FuseqError
+from serving.core.errors import FuseqError, InvalidInput
+
+MOST_EMPTY, MOST_COPIED, MOST_ALIKE = 0.2, 0.3, 0.3
 
 
 class DegenerateOutputs(FuseqError):
@@ -35,7 +37,12 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sco
     Args:
         hypotheses: one a sentence.
         references: for each sentence one or more references; numbers may differ.
+
+    Raises:
+        InvalidInput: there are no sentences, or one has no reference.
     """
+    if not hypotheses or len(hypotheses) != len(references) or not all(references):
+        raise InvalidInput(f"{len(hypotheses)} outputs and {len(references)} lists of references cannot be scored")
     most = max(len(one) for one in references)
     streams = [[one[i] if i < len(one) else None for one in references] for i in range(most)]
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
@@ -49,30 +56,33 @@ class Faults:
     """Shares (0 to 1) of outputs that are no translations."""
 
     empty: float
-    copied: float  # of sources with more than three words
-    most_common: float  # share of the commonest output among sources that differ
+    copied: float  # of sources that are more than a name: over three words or twenty characters
+    most_common: float  # outputs of different sources that are the commonest one
 
     def check(self) -> None:
-        """Raise where the outputs as a whole are degenerate.
+        """Refuse outputs that as a whole are degenerate.
 
         Raises:
             DegenerateOutputs: over 20% empty, 30% copied, or 30% the same.
         """
-        if self.empty > 0.2:
-            raise DegenerateOutputs(f"{self.empty:.0%} of the development outputs are empty; check data and rates")
-        if self.copied > 0.3:
-            raise DegenerateOutputs(f"{self.copied:.0%} of the development outputs copy the source; check the languages")
-        if self.most_common > 0.3:
-            raise DegenerateOutputs(f"{self.most_common:.0%} of the development outputs are the same; the rate is too high")
+        for share, most, what, remedy in (
+            (self.empty, MOST_EMPTY, "are empty", "check data and rates"),
+            (self.copied, MOST_COPIED, "copy the source", "check the languages of the data"),
+            (self.most_common, MOST_ALIKE, "are the same", "check the data, or lower optimiser.rate"),
+        ):
+            if share > most:
+                raise DegenerateOutputs(f"{share:.0%} of the development outputs {what}; {remedy}")
 
 
 def find_faults(sources: Sequence[str], hypotheses: Sequence[str]) -> Faults:
     """Shares of degenerate outputs."""
     texts = [text.strip() for text in hypotheses]
-    long = [(s.strip(), t) for s, t in zip(sources, texts, strict=True) if len(s.split()) > 3]
-    commonest = Counter(text for text in texts if text).most_common(1)
+    long = [(s.strip(), t) for s, t in zip(sources, texts, strict=True) if len(s.split()) > 3 or len(s.strip()) > 20]
+    by_source = dict(zip(sources, texts, strict=True))
+    commonest = Counter(text for text in by_source.values() if text).most_common(1)
     return Faults(
-        empty=sum(not text for text in texts) / len(texts),
+        empty=sum(not text for text in texts) / max(1, len(texts)),
         copied=sum(s == t for s, t in long) / max(1, len(long)),
-        most_common=commonest[0][1] / len(texts) if commonest else 0.0,
+        # What stands once is the same as nothing: a handful of sentences is not degenerate.
+        most_common=commonest[0][1] / len(by_source) if commonest and commonest[0][1] > 1 else 0.0,
     )

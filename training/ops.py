@@ -16,7 +16,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Ten
     heads, time, size = keys.shape[1], keys.shape[2], keys.shape[3]
     q = query.unflatten(-1, (heads, size)).unsqueeze(2)  # (row, heads, 1, size)
     scores = (q @ keys.transpose(2, 3)) * size**-0.5  # (row, heads, 1, time)
-    live = torch.arange(time) < lengths[:, None]  # (row, time)
+    live = torch.arange(time, device=keys.device) < lengths[:, None]  # (row, time)
     scores = scores.masked_fill(~live[:, None, None, :], torch.finfo(scores.dtype).min)
     return (scores.softmax(-1) @ values).squeeze(2).flatten(1)  # (row, heads * size)
 
@@ -35,7 +35,7 @@ def cached_attention(
     Returns:
         Attended values (row, heads * size), and both caches with the new position written.
     """
-    rows = torch.arange(query.shape[0])
+    rows = torch.arange(query.shape[0], device=query.device)
     heads, size = key_cache.shape[1], key_cache.shape[3]
     keys, values = key_cache.clone(), value_cache.clone()
     keys[rows, :, positions.long()] = key.unflatten(-1, (heads, size))

@@ -64,7 +64,8 @@ class Muon(torch.optim.Optimizer):
 def make_optimisers(model: nn.Module, settings: Optimiser) -> list[torch.optim.Optimizer]:
     """The optimisers of a model; each group's peak rate stands in `peak`."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         hidden = parameter.dim() == 2 and id(parameter) not in embeddings and not name.startswith("projection")
         (matrices if settings.name == "muon" and hidden else rest).append(parameter)

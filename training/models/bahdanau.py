@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from serving.core.errors import ConfigError
 from serving.core.state_spec import ROW, SOURCE, Role, StateSpec, StateTensor
 from training import ops
 from training.layers import real_positions
@@ -24,6 +25,10 @@ class Config:
     attention: int = 256  # width of the scoring network
     dropout: float = 0.2
     tied: bool = True  # source and target embeddings are one where the codec is shared, and the output's too
+
+    def __post_init__(self) -> None:
+        if min(self.embedding, self.hidden, self.attention) < 1 or not 0 <= self.dropout < 1:
+            raise ConfigError("model: embedding, hidden and attention must be at least 1, dropout from 0 to under 1")
 
 
 class Encoder(nn.Module):
@@ -83,9 +88,9 @@ class Bahdanau(Model):
         pad = sizes.special.pad
         self.target_embedding = nn.Embedding(sizes.target_vocabulary, config.embedding, padding_idx=pad)
         shared = config.tied and sizes.shared_vocabulary
-        self.source_embedding = (
-            self.target_embedding if shared else nn.Embedding(sizes.source_vocabulary, config.embedding, padding_idx=pad)
-        )
+        self.source_embedding = self.target_embedding
+        if not shared:
+            self.source_embedding = nn.Embedding(sizes.source_vocabulary, config.embedding, padding_idx=pad)
         self.encoder = Encoder(config.embedding, config.hidden)
         self.attention = AdditiveAttention(config.hidden, 2 * config.hidden, config.attention)
         self.bridge = nn.Linear(config.hidden, config.hidden)  # s_0 = tanh(W_s h_1 backward), appendix A.2.2

@@ -7,8 +7,10 @@ repository works the same way: its configuration names it as `package.module:Cla
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +31,7 @@ class Sizes:
     target_vocabulary: int
     source_limit: int  # longest source in tokens, end symbol included
     target_limit: int  # decoder positions: begin symbol and every token fed
-    special: SpecialIds = SpecialIds()
+    special: SpecialIds = field(default_factory=SpecialIds)
     shared_vocabulary: bool = True  # source and target use one codec, so embeddings may be tied
 
 
@@ -107,15 +109,23 @@ class Model(nn.Module, ABC):
         return type(self).align is not Model.align
 
     def empty_caches(self, rows: int, time: int) -> State:
-        """Zeroed caches with room for `time` positions."""
+        """Zeroed caches with room for `time` positions, on the model's device."""
+        device = device_of(self)
         return {
-            tensor.name: torch.zeros(tensor.shape(rows, 0, time), dtype=getattr(torch, tensor.dtype))
+            tensor.name: torch.zeros(tensor.shape(rows, 0, time), dtype=getattr(torch, tensor.dtype), device=device)
             for tensor in self.state_spec().of(Role.CACHE)
         }
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's weights are."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 def find_architecture(name: str) -> type[Model]:
     """The model class called `name`: a file of `training.models`, or `package.module:ClassName` from anywhere.
+
+    A module of the user's own may be installed, on PYTHONPATH, or in the folder where the command is run.
 
     Raises:
         ConfigError: there is no such class.
@@ -123,6 +133,8 @@ def find_architecture(name: str) -> type[Model]:
     module_name, _, class_name = name.partition(":")
     if not class_name:
         module_name, class_name = f"training.models.{name}", name.title().replace("_", "")
+    elif not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # last: a file there shadows nothing
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:

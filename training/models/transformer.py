@@ -27,6 +27,9 @@ class Config:
     tied: bool = True  # target embedding = output projection, and = source embedding where the codec is shared
 
     def __post_init__(self) -> None:
+        sizes = (self.size, self.feed_forward, self.heads, self.encoder_layers, self.decoder_layers)
+        if min(sizes) < 1 or not 0 <= self.dropout < 1:
+            raise ConfigError("model: sizes, heads and layers must be at least 1, and dropout from 0 to under 1")
         if self.size % self.heads or self.size % 2:
             raise ConfigError(f"model size {self.size} must be even and divisible by the {self.heads} heads")
 
@@ -88,9 +91,9 @@ class DecoderLayer(nn.Module):
         return self.cross.weights(self.around_cross.enter(x), memory, live)
 
     def step(
-        self, x: Tensor, caches: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], positions: Tensor, lengths: Tensor
+        self, x: Tensor, caches: tuple[Tensor, ...], memory: tuple[Tensor, ...], positions: Tensor, lengths: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One position per row: x (row, size)."""
+        """One position per row: x (row, size), keys and values of the past and of the source."""
         out, keys, values = self.attention.step(self.around_attention.enter(x), *caches, positions)
         x = self.around_attention.leave(x, out)
         x = self.around_cross.leave(x, self.cross.step(self.around_cross.enter(x), *memory, lengths))
