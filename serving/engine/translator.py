@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.codecs import open_codec
-from serving.core.errors import FuseqError, InvalidInput, Overloaded
+from serving.core.errors import DeadlineExceeded, FuseqError, InvalidInput, Overloaded
 from serving.core.manifest import Bundle
 from serving.core.types import Hypothesis, SearchOptions, StopReason
 from serving.engine.engine import Engine
@@ -187,8 +188,10 @@ class Translator:
                         deadline=deadline,
                     )
                 except Overloaded:  # others fill the queue
-                    call.pause()
-                    continue
+                    if deadline is None or time.monotonic() < deadline:
+                        call.pause()
+                        continue
+                    answer(DeadlineExceeded("the deadline passed before there was room in the queue"))
                 except FuseqError as error:
                     answer(error)
                 break
