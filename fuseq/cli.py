@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from fuseq import __version__
-from serving.core.errors import FuseqError, MissingDependency
+from serving.core.errors import FuseqError
 
 # Command -> the module that holds it and the line that `fuseq --help` shows without loading it.
 COMMANDS = {
@@ -45,16 +45,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module_name, _ = COMMANDS[cmd_name]
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").split(".")[0]
-            if package not in EXTRAS:
-                raise
-            remedy = f"pip install 'fuseq[{EXTRAS[package]}]'"
-            raise MissingDependency(f"`fuseq {cmd_name}` needs {package}, which is not installed: {remedy}") from None
-        command = getattr(module, cmd_name)
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -82,6 +73,11 @@ def main() -> None:
         fail(error.format_message(), error.exit_code)
     except FuseqError as error:
         fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package not in EXTRAS:
+            raise
+        fail(f"this needs {package}, which is not installed: pip install 'fuseq[{EXTRAS[package]}]'", 1)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
