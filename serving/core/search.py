@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import Any
@@ -237,47 +237,39 @@ class BeamSearch(Search):
         self.tokens = [generated[-1] for _, generated in live]
         return parents
 
-    def _extensions(
-        self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]
-    ) -> Iterator[tuple[float, int, int]]:
-        """(sum of log-probabilities, row, token) of the rows' candidates, best first; the better row where they tie.
-
-        A merge of the rows' own lists: the search looks at little more than `beam` of the candidates. Of those
-        beyond `candidates` it sees none, since they are there only where a neighbour wants them.
-        """
-        width = min(self.candidates, len(scores[0]))
-        heads = [(-self.live[row][0] - logs[0], row, 0) for row, logs in enumerate(scores)]
-        heapify(heads)
-        while heads:
-            negative, row, index = heads[0]
-            yield -negative, row, tokens[row][index]
-            index += 1
-            if index < width:
-                heapreplace(heads, (-self.live[row][0] - scores[row][index], row, index))
-            else:
-                heappop(heads)
-
     def _select(
         self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]
     ) -> tuple[list[int], list[tuple[float, list[int]]]]:
-        """Walk the extensions from the best: ends go to `finished`, the first `beam` others live on."""
+        """Walk the extensions from the best: ends go to `finished`, the first `beam` others live on.
+
+        The rows' candidates are sorted, so this merges them and looks at little more than `beam` of them; the
+        better row comes first where they tie. It sees none beyond `candidates`: those are a neighbour's wish.
+        """
+        old, width = self.live, min(self.candidates, len(scores[0]))
+        heads = [(-old[row][0] - logs[0], row, 0) for row, logs in enumerate(scores)]  # (-sum, row, place in the row)
+        heapify(heads)
         parents: list[int] = []
         live: list[tuple[float, list[int]]] = []
-        for rank, (total, row, token) in enumerate(self._extensions(tokens, scores)):
-            past = self.live[row][1]
-            if token == self.eos:
+        rank = 0
+        while heads and len(live) < self.beam:
+            negative, row, place = heads[0]
+            if place + 1 < width:
+                heapreplace(heads, (-old[row][0] - scores[row][place + 1], row, place + 1))
+            else:
+                heappop(heads)
+            token, past = tokens[row][place], old[row][1]
+            if token != self.eos:
+                generated = [*past, token]
+                if self.watch and (block := repeated_tail(generated)):
+                    cut = _cut_repetition(generated, block)
+                    self._finish(cut, -negative, StopReason.REPETITION, len(generated))
+                else:
+                    parents.append(row)
+                    live.append((-negative, generated))
+            elif rank < self.beam and self.options.forced_length is None:
                 # Only an end inside the beam counts; a worse one would not have been expanded either.
-                if rank < self.beam and self.options.forced_length is None:
-                    self._finish(past, total, StopReason.EOS, len(past) + 1)
-                continue
-            generated = [*past, token]
-            if self.watch and (block := repeated_tail(generated)):
-                self._finish(_cut_repetition(generated, block), total, StopReason.REPETITION, len(generated))
-                continue
-            parents.append(row)
-            live.append((total, generated))
-            if len(live) == self.beam:
-                break
+                self._finish(past, -negative, StopReason.EOS, len(past) + 1)
+            rank += 1
         return parents, live
 
     def _finish(self, generated: list[int], total: float, reason: StopReason, length: int) -> None:

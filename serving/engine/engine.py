@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-from dataclasses import replace
 from types import TracebackType
 
 from serving.core.errors import (
@@ -84,7 +83,7 @@ class Engine:
         self._finished_all = True
         self._received = self._rejected = 0
         self._tally = Tally()
-        self._published = self._photograph()
+        self._published = (0, 0, 0, 0, 0)
 
     # What callers use.
 
@@ -148,10 +147,20 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """The engine's state at the end of its last action; all figures belong together."""
         with self._condition:
-            return replace(
-                self._published,
+            running, aligning, rows, steps, encodes = self._published
+            return Snapshot(
                 queued=self._waiting,
+                running=running,
+                aligning=aligning,
+                rows=rows,
+                capacity=self.capacity,
+                steps=steps,
+                encodes=encodes,
                 received=self._received,
+                ok=self._tally.ok,
+                failed=self._tally.failed,
+                cancelled=self._tally.cancelled,
+                expired=self._tally.expired,
                 rejected=self._rejected,
                 accepting=self._accepting,
             )
@@ -164,26 +173,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _photograph(self) -> Snapshot:
-        """What only the engine's thread knows for sure; `snapshot` adds what callers change."""
-        tally, scheduler, runner = self._tally, self._scheduler, self._runner
-        return Snapshot(
-            queued=self._waiting,
-            running=len(scheduler.running),
-            aligning=len(scheduler.finishing),
-            rows=runner.slots.count,
-            capacity=self.capacity,
-            steps=runner.steps,
-            encodes=runner.encodes,
-            received=self._received,
-            ok=tally.ok,
-            failed=tally.failed,
-            cancelled=tally.cancelled,
-            expired=tally.expired,
-            rejected=self._rejected,
-            accepting=self._accepting,
-        )
 
     # What callers' calls come down to.
 
@@ -254,15 +243,16 @@ class Engine:
         if plan.leave:
             runner.drop(plan)
         answers += self._with_alignments(aligned, now)
-        self._answer(answers)
-        for group in (group for groups in plan.encode for group in groups):
-            self._observer.started(group.job, group.started_at - group.queued_at)
+        if answers or plan.encode:
+            self._answer(answers)
+        for groups in plan.encode:
+            for group in groups:
+                self._observer.started(group.job, group.started_at - group.queued_at)
         if not plan.step:
             return True
         executed = runner.run(plan)
         scheduler.update(executed)
         answers = list(executed.failed)
-        now = time.monotonic()
         for group in executed.finished:
             if group.job.align and self._aligner is not None:
                 self._aligner.add(group)
@@ -318,7 +308,13 @@ class Engine:
                 del self._groups[group.job]
                 self._tally.add(outcome)
             self._waiting = len(self._submitted) + len(self._scheduler.waiting)
-            self._published = self._photograph()
+            self._published = (
+                len(self._scheduler.running),
+                len(self._scheduler.finishing),
+                self._runner.slots.count,
+                self._runner.steps,
+                self._runner.encodes,
+            )
         for group, outcome in answers:
             if isinstance(outcome, ModelFailure):
                 logger.error("a job failed: %s", outcome)

@@ -106,6 +106,7 @@ class Runner:
         end = time.monotonic()
         for group in groups:
             group.encoded_at = end
+            group.first_step = self.steps  # the step that follows in this very turn
             self._groups[group] = None
             self._widths[group.search.candidates] += 1
         self._observer.encoded(len(groups), len(groups) * groups[0].length, end - begin)
@@ -140,6 +141,7 @@ class Runner:
         now = time.monotonic()
         for group in done:
             group.finished_at = now
+            group.last_step = self.steps
             self._release(group)
             if not any(math.isnan(hypothesis.score) for hypothesis in group.search.hypotheses()):
                 executed.finished.append(group)
@@ -152,17 +154,17 @@ class Runner:
     def _advance(self, candidates: Candidates) -> list[Group]:
         """Give each search its rows' candidates; returns the groups that have finished."""
         ids, scores = candidates
-        slots, done = self.slots, []
+        slots, tokens, done = self.slots, self.slots.tokens, []
         for group in self._groups:
-            held = group.slots
-            if group.first_step < 0:
-                group.first_step = self.steps
-            group.last_step = self.steps
+            held, search = group.slots, group.search
             if len(held) == 1:
                 row = held[0]
-                parents = group.search.advance((ids[row],), (scores[row],))
+                parents = search.advance((ids[row],), (scores[row],))
+                if len(parents) == 1:  # greedy, nearly always: the row stays where it is
+                    tokens[row] = search.tokens[0]
+                    continue
             else:
-                parents = group.search.advance([ids[row] for row in held], [scores[row] for row in held])
+                parents = search.advance([ids[row] for row in held], [scores[row] for row in held])
             if parents:
                 slots.reorder(group, parents)
             else:

@@ -103,9 +103,6 @@ class Slots:
     def reorder(self, group: Group, parents: Sequence[int]) -> None:
         """The group's row i continues from what was its row `parents[i]`; fewer or more rows than before are fine."""
         old, tokens = group.slots, group.search.tokens
-        if len(old) == 1 and len(parents) == 1:  # greedy, nearly always
-            self.tokens[old[0]] = tokens[0]
-            return
         new: list[int] = []
         kept: set[int] = set()
         for parent in parents:  # the first child of each parent stays where the parent is
