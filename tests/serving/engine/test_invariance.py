@@ -136,5 +136,6 @@ def test_the_models_between_them_have_every_kind_of_state(opened: dict[str, Open
         (Role.MEMORY, True, False),  # read over the whole extent
         (Role.MEMORY, False, False),
         (Role.RECURRENT, False, True),
+        (Role.RECURRENT, True, True),
         (Role.CACHE, False, True),
     }

@@ -1,7 +1,8 @@
 """Tiny bundles written by hand with onnx.helper: what an export promises the engine, without torch.
 
 `attending` is a decoder with caches and cross keys and values that are read by length and written in place
-(com.microsoft GroupQueryAttention); `recurrent` is an LSTM decoder with additive attention over source-axis memory;
+(com.microsoft GroupQueryAttention); `recurrent` is an LSTM decoder with additive attention over source-axis memory,
+and coverage (Tu et al. 2016), so that it has recurrent state along the source too;
 `summing` has no attention, no source axis, no lengths and no positions. Weights are random but fixed.
 """
 
@@ -197,6 +198,7 @@ RECURRENT_STATE: dict[str, tuple[int, Shape]] = {
     "source_length": (I32, ["row"]),
     "hidden": (F, ["row", HIDDEN]),
     "cell": (F, ["row", HIDDEN]),
+    "coverage": (F, ["row", "source"]),  # how much each source position was attended to so far
 }
 
 
@@ -208,6 +210,8 @@ def recurrent_encode(seed: int, vocabulary: int) -> bytes:
     mean = b.op("ReduceMean", memory, b.const([1]), keepdims=0)  # (row, SIZE)
     b.op("Tanh", b.linear(mean, "initial_hidden", SIZE, HIDDEN, gain=3.0), to_name="hidden")
     b.op("Tanh", b.linear(mean, "initial_cell", SIZE, HIDDEN, gain=3.0), to_name="cell")
+    size = b.op("Shape", memory)
+    b.op("Expand", b.const(0.0, np.float32), b.op("Slice", size, b.const([0]), b.const([2])), to_name="coverage")
     return b.model(ENCODE_INPUTS, dict(RECURRENT_STATE))
 
 
@@ -216,11 +220,15 @@ def recurrent_step(seed: int, vocabulary: int) -> bytes:
     x = b.op("Gather", b.weight("target_embedding", vocabulary, SIZE), b.refuse_poison("tokens"))
     query = b.op("Unsqueeze", b.linear("hidden", "query", HIDDEN, HIDDEN), b.const([1]))
     energy = b.linear(b.op("Tanh", b.op("Add", "keys", query)), "energy", HIDDEN, 1, gain=3.0)  # (row, source, 1)
+    attended = b.op("Mul", b.op("Unsqueeze", "coverage", b.const([2])), b.const(-0.7, np.float32))
+    energy = b.op("Add", energy, attended)
     length = b.op("Gather", b.op("Shape", "keys"), b.const(1))
     places = b.op("Cast", b.op("Range", b.const(0), length, b.const(1)), to=I32)
     live = b.op("Less", b.op("Unsqueeze", places, b.const([0])), b.op("Unsqueeze", "source_length", b.const([1])))
     masked = b.op("Where", b.op("Unsqueeze", live, b.const([2])), energy, b.const(-3e38, np.float32))
-    weights = b.op("Transpose", b.op("Softmax", masked, axis=1), perm=[0, 2, 1])  # (row, 1, source)
+    attention = b.op("Softmax", masked, axis=1)  # (row, source, 1)
+    b.op("Add", "coverage", b.op("Squeeze", attention, b.const([2])), to_name="next.coverage")
+    weights = b.op("Transpose", attention, perm=[0, 2, 1])  # (row, 1, source)
     context = b.op("Squeeze", b.op("MatMul", weights, "memory"), b.const([1]))  # (row, SIZE)
     joined = b.op("Concat", x, context, "hidden", axis=1)
     gates = b.linear(joined, "gates", 2 * SIZE + HIDDEN, 4 * HIDDEN, gain=2.0)
@@ -229,7 +237,7 @@ def recurrent_step(seed: int, vocabulary: int) -> bytes:
     cell = b.op("Add", kept, b.op("Mul", b.op("Sigmoid", "i"), b.op("Tanh", "g")), to_name="next.cell")
     hidden = b.op("Mul", b.op("Sigmoid", "o"), b.op("Tanh", cell), to_name="next.hidden")
     _candidates(b, b.op("Concat", hidden, context, axis=1), HIDDEN + SIZE, vocabulary, end_bias=4.5)
-    replaced = {f"next.{name}": RECURRENT_STATE[name] for name in ("hidden", "cell")}
+    replaced = {f"next.{name}": RECURRENT_STATE[name] for name in ("hidden", "cell", "coverage")}
     return b.model({**STEP_INPUTS, **RECURRENT_STATE}, {**STEP_OUTPUTS, **replaced})
 
 
@@ -285,7 +293,7 @@ def codec_model(size: int = 300) -> bytes:
 def _state(kind: str) -> list[dict[str, object]]:
     if kind != "attending":
         spec = RECURRENT_STATE if kind == "recurrent" else SUMMING_STATE
-        replaced = ("hidden", "cell", "said")
+        replaced = ("hidden", "cell", "coverage", "said")
         return [
             {
                 "name": name,
