@@ -152,12 +152,11 @@ def test_the_wheel_serves_in_a_bare_environment(wheel: Path, attending: Path, tm
     subprocess.run(install, cwd=tmp_path, check=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ports = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    named: list[Path] = []  # the bundled model
     try:
-        bundle = bundled_model()
-        named = []
+        bundled_model()
     except NotFound:
-        bundle = attending
-        named = [str(bundle)]
+        named = [attending]
     server = subprocess.Popen(
         [home / "bin/fuseq", "serve", *named, *ports], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     )
