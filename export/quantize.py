@@ -1,0 +1,215 @@
+"""int8 weights whose results do not depend on the rest of the batch.
+
+Linear layers become com.microsoft MatMulNBits (8 bits, symmetric, one scale per block of inputs and output), which
+quantizes the activations of each row by themselves, so a row's result is the same bit for bit in every batch.
+Embedding tables become GatherBlockQuantized over the same bytes: a table that is also the output projection is stored
+once. Weights of recurrent operators have no such operator: they are stored as int8 and turned into fp32 when the
+graph is loaded, which saves the space and leaves the arithmetic in fp32.
+
+w ~ (q - 128) * s with s = max |w| / 127 over a block, so the largest weight of each block is met exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from numpy.typing import NDArray
+
+from export.graphs import Stage
+from export.nodes import MICROSOFT, Writer, constant, single_consumer, walk
+
+BLOCKS = (64, 128, 32, 16)  # preferred first; a block must divide the inputs
+LEAST_WEIGHTS = 1024  # smaller ones are not worth an operator
+INT8_ACTIVATIONS = 4  # MatMulNBits accuracy_level: int8 dot products
+
+
+@dataclass
+class Report:
+    """What became of the weights: layers by operator, and what stayed fp32 and why."""
+
+    quantized: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def count(self, kind: str) -> None:
+        """One more weight quantized as `kind`."""
+        self.quantized[kind] = self.quantized.get(kind, 0) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"method": METHOD, "weights": self.quantized, "kept_fp32": self.kept}
+
+
+METHOD = "8-bit weights in blocks, symmetric; activations quantized row by row (MatMulNBits, accuracy level 4)"
+
+
+def quantize(stage: Stage, tables: frozenset[str]) -> Report:
+    """Quantize a stage in place.
+
+    Args:
+        stage: fused fp32 stage.
+        tables: names of initializers that are trained embedding tables (a table of positions is none).
+    """
+    report = Report()
+    for node in walk(stage.graph):
+        if node.op_type in ("MatMul", "Gemm"):
+            _quantize_linear(stage, node, report)
+        elif node.op_type == "Gather":
+            _quantize_table(stage, node, tables, report)
+        elif node.op_type in ("LSTM", "GRU", "RNN"):
+            _store_recurrent(stage, node, report)
+    common.CommonSubexpressionEliminationPass()(stage.model)
+    common.RemoveUnusedNodesPass()(stage.model)
+    for value in stage.graph.initializers.values():
+        array = constant(value)
+        if array is not None and array.ndim > 1 and array.size >= LEAST_WEIGHTS and array.dtype == np.float32:
+            if not _is_scale(value):
+                report.kept.setdefault(str(value.name), "not the weight of a linear layer, embedding or recurrence")
+    stage.model.opset_imports.setdefault(MICROSOFT, 1)
+    return report
+
+
+def block_size(inputs: int) -> int | None:
+    """Inputs that share a scale, None where no block divides them."""
+    return next((block for block in BLOCKS if inputs % block == 0), None)
+
+
+def quantize_blocks(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Quantize (outputs, inputs) along the inputs: codes (outputs, blocks, block), scales (outputs, blocks)."""
+    outputs, inputs = weight.shape
+    blocks = weight.reshape(outputs, inputs // block, block).astype(np.float32)
+    scales = np.abs(blocks).max(-1) / np.float32(127)  # (outputs, blocks)
+    safe = np.where(scales == 0, np.float32(1), scales)
+    codes = np.clip(np.rint(blocks / safe[..., None]), -127, 127).astype(np.int16) + 128
+    return codes.astype(np.uint8), scales.astype(np.float32)
+
+
+def dequantize_blocks(codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the codes stand for, (outputs, inputs)."""
+    values = (codes.astype(np.float32) - np.float32(128)) * scales[..., None]
+    return values.reshape(codes.shape[0], -1)
+
+
+def _is_scale(value: ir.Value) -> bool:
+    return any(use.node.domain == MICROSOFT for use in value.uses())
+
+
+def _quantize_linear(stage: Stage, node: ir.Node, report: Report) -> None:
+    weight = constant(node.inputs[1])
+    if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+        return  # a product of two activations
+    name = str(node.inputs[1].name) if node.inputs[1] is not None else ""
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
+        matrix = weight
+    else:
+        matrix = weight.T
+    outputs, inputs = matrix.shape
+    block = block_size(inputs)
+    if block is None:
+        report.kept[name] = f"its {inputs} inputs are no multiple of {BLOCKS[-1]}"
+        return
+    if matrix.size < LEAST_WEIGHTS:
+        report.kept[name] = f"only {matrix.size} weights"
+        return
+    if node.op_type == "Gemm" and not _is_plain_gemm(node):
+        report.kept[name] = "its Gemm scales or transposes its input"
+        return
+    codes, scales = quantize_blocks(np.asarray(matrix, np.float32), block)
+    last, bias = _bias(node, outputs)
+    write = Writer(stage.graph, node, "int8")
+    result = write(
+        "MatMulNBits",
+        node.inputs[0],
+        write.constant(codes, "codes"),
+        write.constant(scales, "scales"),
+        *((None, None, bias) if bias is not None else ()),
+        domain=MICROSOFT,
+        dtype=ir.DataType.FLOAT,
+        K=inputs,
+        N=outputs,
+        bits=8,
+        block_size=block,
+        accuracy_level=INT8_ACTIVATIONS,
+    )
+    replaced = last.outputs[0]
+    result.shape, result.name = replaced.shape, replaced.name if replaced.is_graph_output() else result.name
+    ir.convenience.replace_all_uses_with(replaced, result, replace_graph_outputs=True)
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    graph.remove([last] if last is node else [last, node], safe=True)
+    report.count("MatMulNBits")
+
+
+def _is_plain_gemm(node: ir.Node) -> bool:
+    floats = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    return all(value == 1.0 for value in floats) and not node.attributes.get_int("transA", 0)
+
+
+def _bias(node: ir.Node, outputs: int) -> tuple[ir.Node, ir.Value | None]:
+    """The layer's bias and the node that adds it: the Gemm itself, or an Add behind a MatMul."""
+    if node.op_type == "Gemm":
+        return node, node.inputs[2] if len(node.inputs) > 2 else None
+    add = single_consumer(node.outputs[0], "Add")
+    if add is not None:
+        other = add.inputs[0] if add.inputs[1] is node.outputs[0] else add.inputs[1]
+        array = constant(other)
+        if array is not None and array.shape == (outputs,):
+            return add, other
+    return node, None
+
+
+def _quantize_table(stage: Stage, node: ir.Node, tables: frozenset[str], report: Report) -> None:
+    table = node.inputs[0]
+    weight = constant(table)
+    if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or node.attributes.get_int("axis", 0) != 0:
+        return
+    assert table is not None
+    if table.name not in tables:
+        report.kept[str(table.name)] = "a table of constants, not of trained weights"
+        return
+    block = block_size(weight.shape[1])
+    if block is None:
+        report.kept[str(table.name)] = f"its width {weight.shape[1]} is no multiple of {BLOCKS[-1]}"
+        return
+    codes, scales = quantize_blocks(np.asarray(weight, np.float32), block)
+    write = Writer(stage.graph, node, "int8")
+    result = write(
+        "GatherBlockQuantized",
+        write.constant(codes.reshape(weight.shape), "codes"),
+        node.inputs[1],
+        write.constant(scales, "scales"),
+        domain=MICROSOFT,
+        dtype=ir.DataType.FLOAT,
+        bits=8,
+        block_size=block,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    result.shape = node.outputs[0].shape
+    ir.convenience.replace_all_uses_with(node.outputs[0], result)
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    graph.remove(node, safe=True)
+    report.count("GatherBlockQuantized")
+
+
+def _store_recurrent(stage: Stage, node: ir.Node, report: Report) -> None:
+    """Input and recurrent weights (directions, gates * hidden, inputs) as int8 codes, spread out at load time."""
+    for position in (1, 2):
+        weight = constant(node.inputs[position])
+        if weight is None or weight.size < LEAST_WEIGHTS:
+            continue
+        block = block_size(weight.shape[2])
+        if block is None:
+            name = str(node.inputs[position].name) if node.inputs[position] is not None else ""
+            report.kept[name] = f"its {weight.shape[2]} inputs are no multiple of {BLOCKS[-1]}"
+            continue
+        codes, scales = quantize_blocks(weight.reshape(-1, weight.shape[2]).astype(np.float32), block)
+        write = Writer(stage.graph, node, "int8")
+        centred = write("Cast", write.constant((codes.astype(np.int16) - 128).astype(np.int8), "codes"), to=1)
+        spread = write("Mul", centred, write.constant(scales[..., None], "scales"))
+        node.replace_input_with(position, write("Reshape", spread, write.constant(list(weight.shape))))
+        report.count(f"{node.op_type} (stored int8, computed fp32)")
