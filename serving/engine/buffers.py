@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from serving.core.errors import BundleError
 from serving.core.state_spec import SOURCE, TIME, Role, StateSpec, StateTensor
 
+FEW = 8  # rows that are copied faster one by one than by an index array
+
 Array = NDArray[Any]
 Index = tuple[Any, ...]
 SOURCE_BUCKET = 32  # kernels sum in vectors: with extents of this multiple, added zeros change no sum
@@ -81,10 +83,11 @@ class PrefixBuffer(Buffer):
 
     def copy(self, to: Sequence[int], source: Sequence[int], live: int) -> None:
         prefix: Index = (*self.lead, slice(live))
-        if len(to) > 1:
+        if len(to) > FEW:
             self.array[(to, *prefix)] = self.array[(source, *prefix)]
-        else:
-            self.array[(to[0], *prefix)] = self.array[(source[0], *prefix)]
+            return
+        for one, other in zip(to, source, strict=True):
+            self.array[(one, *prefix)] = self.array[(other, *prefix)]
 
     def write(self, first: int, values: Array) -> None:
         self.array[(slice(first, first + len(values)), *self.lead, slice(values.shape[self.axis]))] = values

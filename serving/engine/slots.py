@@ -60,8 +60,9 @@ class Slots:
         self.positions = np.zeros(self.capacity, np.int32)  # of those tokens; so many cache positions are filled
         self.lengths = np.zeros(self.capacity, np.int32)  # of the sources
         self._holes: list[int] = []
-        self._moves: tuple[list[int], list[int]] = ([], [])  # (to, from) within a group: the memory is the same
+        self._moves: tuple[list[int], list[int]] = ([], [])  # (to, from) within a group: only its state differs
         self._copies: tuple[list[int], list[int]] = ([], [])  # (to, from): everything is copied
+        self._deepest = 0  # position of the group furthest on that moves rows
 
     def admit(self, groups: Sequence[Group], encoded: Mapping[str, Array]) -> None:
         """Give each group its first row. `encoded` holds the memory and recurrent tensors, a row a group."""
@@ -109,10 +110,12 @@ class Slots:
             new.append(-1 if parent in kept else old[parent])
             kept.add(parent)
         dead = [slot for index, slot in enumerate(old) if index not in kept]
-        for child, slot in enumerate(new):
-            if slot < 0:
-                source = old[parents[child]]
-                new[child] = self._reuse(dead, source) if dead else self._grow(group, source)
+        if len(kept) < len(parents):
+            self._deepest = max(self._deepest, group.search.position)
+            for child, slot in enumerate(new):
+                if slot < 0:
+                    source = old[parents[child]]
+                    new[child] = self._reuse(dead, source) if dead else self._grow(group, source)
         self._holes.extend(dead)
         group.slots = new
         for slot, token in zip(new, tokens, strict=True):
@@ -144,9 +147,13 @@ class Slots:
 
     def settle(self) -> None:
         """Do what was gathered; afterwards the live rows are 0 .. count - 1."""
-        self._apply(self._moves, with_memory=False)
-        self._apply(self._copies, with_memory=True)
-        self._moves, self._copies = ([], []), ([], [])
+        if self._moves[0]:
+            self._copy_state(*self._moves, filled=self._deepest)
+            self._moves = ([], [])
+        if self._copies[0]:
+            self._copy_all(*self._copies)
+            self._copies = ([], [])
+        self._deepest = 0
         if self._holes:
             self._fill_holes()
 
@@ -161,30 +168,30 @@ class Slots:
             group.slots[group.slots.index(row)] = slot
             self.owners[slot] = group
             self.tokens[slot] = self.tokens[row]
-        self._apply((to, last), with_memory=True)
+        if to:
+            self._copy_all(to, last)
         self._holes = []
         del self.owners[remaining:], self.tokens[remaining:]
         self.count = remaining
 
-    def _apply(self, moves: tuple[list[int], list[int]], with_memory: bool) -> None:
-        to, source = moves
-        if not to:
-            return
-        self.positions[to] = self.positions[source]
-        self.lengths[to] = self.lengths[source]
-        filled = int(self.positions[to].max())
+    def _copy_state(self, to: list[int], source: list[int], filled: int) -> None:
+        """Copy what differs between the rows of a group; `filled` cache positions at most."""
         for buffer in self.caches:
             buffer.copy(to, source, filled)
         for double in self.recurrent:
             double.current.copy(to, source, filled)
-        if with_memory:
-            length = int(self.lengths[to].max())
-            for buffer in self.memory:
-                buffer.copy(to, source, length)
+
+    def _copy_all(self, to: list[int], source: list[int]) -> None:
+        self.positions[to] = self.positions[source]
+        self.lengths[to] = self.lengths[source]
+        self._copy_state(to, source, int(self.positions[to].max()))
+        length = int(self.lengths[to].max())
+        for buffer in self.memory:
+            buffer.copy(to, source, length)
 
     def clear(self) -> None:
         """Forget every row."""
         for group in self.owners:
             group.slots = []
         self.owners, self.tokens, self.count = [], [], 0
-        self._holes, self._moves, self._copies = [], ([], []), ([], [])
+        self._holes, self._moves, self._copies, self._deepest = [], ([], []), ([], []), 0

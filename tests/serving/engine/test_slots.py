@@ -80,6 +80,7 @@ class Mirror:
 
     def reorder(self, one: Group, parents: list[int]) -> None:
         one.search.tokens = [100 + i for i in range(len(parents))]
+        one.search.position = len(self.histories[one][0])
         self.slots.reorder(one, parents)
         self.histories[one] = [list(self.histories[one][parent]) for parent in parents]
 
