@@ -88,7 +88,7 @@ def test_case_81_every_scrape_adds_up_while_calls_come_and_go() -> None:
         thread.start()
     try:
         seen = set()
-        for _ in range(200):
+        for _ in range(80):
             samples = scrape(metrics)
             for kind in ("requests", "inputs"):
                 received, accounted = balance(samples, kind)
