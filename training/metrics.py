@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -56,7 +57,7 @@ class Faults:
     """Shares (0 to 1) of outputs that are no translations."""
 
     empty: float
-    copied: float  # of sources that are more than a name: over three words or twenty characters
+    copied: float  # of sources that are more than a name
     most_common: float  # outputs of different sources that are the commonest one
 
     def check(self) -> None:
@@ -74,10 +75,16 @@ class Faults:
                 raise DegenerateOutputs(f"{share:.0%} of the development outputs {what}; {remedy}")
 
 
+def _more_than_a_name(source: str) -> bool:
+    """Over three words, twenty characters or, in scripts without spaces, five ideographs or kana."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in source)
+    return len(source.split()) > 3 or len(source) > 20 or wide > 5
+
+
 def find_faults(sources: Sequence[str], hypotheses: Sequence[str]) -> Faults:
     """Shares of degenerate outputs."""
     texts = [text.strip() for text in hypotheses]
-    long = [(s.strip(), t) for s, t in zip(sources, texts, strict=True) if len(s.split()) > 3 or len(s.strip()) > 20]
+    long = [(s, t) for s, t in zip(map(str.strip, sources), texts, strict=True) if _more_than_a_name(s)]
     by_source = dict(zip(sources, texts, strict=True))
     commonest = Counter(text for text in by_source.values() if text).most_common(1)
     return Faults(

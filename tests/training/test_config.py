@@ -50,7 +50,7 @@ def test_a_wrong_value_is_one_line(file: Path, override: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="nothing.yaml"):
+    with pytest.raises(NotFound, match=r"nothing\.yaml"):
         load_config(tmp_path / "nothing.yaml")
 
 

@@ -10,14 +10,17 @@ import torch
 from serving.core.state_spec import Role
 from training.batching import pad
 from training.layers import sinusoids
-from training.models.base import Model, Sizes, find_architecture
 from training.models.bahdanau import Bahdanau
+from training.models.base import Model, Sizes, find_architecture
 from training.models.transformer import Transformer
 
 SIZES = Sizes(source_vocabulary=50, target_vocabulary=50, source_limit=40, target_limit=128)
 CASES = [
     (Transformer, {"size": 32, "feed_forward": 48, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}),
-    (Transformer, {"size": 32, "feed_forward": 48, "heads": 2, "encoder_layers": 1, "decoder_layers": 3, "pre_norm": False}),
+    (
+        Transformer,
+        {"size": 32, "feed_forward": 48, "heads": 2, "encoder_layers": 1, "decoder_layers": 3, "pre_norm": False},
+    ),
     (Transformer, {"size": 32, "feed_forward": 48, "heads": 4, "tied": False}),
     (Bahdanau, {"embedding": 24, "hidden": 32, "attention": 16}),
 ]
