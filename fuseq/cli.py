@@ -16,7 +16,7 @@ from serving.core.errors import FuseqError
 COMMANDS = {
     "data": ("training.cli", "Fetch or convert a corpus."),
     "train": ("training.cli", "Train a model."),
-    "evaluate": ("training.cli", "Measure a checkpoint or bundle on a test set."),
+    "evaluate": ("export.evaluate", "Measure a checkpoint or bundle on a test set."),
     "export": ("export.cli", "Turn a checkpoint into a bundle."),
     "inspect": ("export.cli", "Show what is in a bundle."),
     "translate": ("serving.cli", "Translate text, in process or on a server."),
