@@ -290,6 +290,11 @@ def codec_model(size: int = 300) -> bytes:
     return written.getvalue()
 
 
+def codec_size() -> int:
+    """How many ids `codec_model` has."""
+    return int(sentencepiece.SentencePieceProcessor(model_proto=codec_model()).get_piece_size())
+
+
 def _state(kind: str) -> list[dict[str, object]]:
     if kind != "attending":
         spec = RECURRENT_STATE if kind == "recurrent" else SUMMING_STATE
@@ -316,7 +321,7 @@ def write_bundle(folder: Path, kind: str, seed: int = 7) -> Bundle:
     """Write a bundle of `kind` into `folder` and open it."""
     folder.mkdir(parents=True)
     codec = codec_model()
-    size = int(sentencepiece.SentencePieceProcessor(model_proto=codec).get_piece_size())
+    size = codec_size()
     contents = {"text.model": codec}
     contents |= {f"{stage}.onnx": make(seed, size) for stage, make in KINDS[kind].items()}
     for name, content in contents.items():
