@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,68 @@ def test_every_shipped_configuration_is_valid_and_comments_its_keys(path: Path) 
     config = load_config(path)
     assert isinstance(config, Config)
     assert parse_config(config.model_dump(mode="json")) == config
+    for line in path.read_text("utf-8").splitlines():
+        section_or_comment = not line.strip() or line.lstrip().startswith("#") or line.endswith(":")
+        assert section_or_comment or "  # " in line, f"{line!r} has no comment"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.size=wide", r"model\.size: .* integer"),
+        ("model.pre_norm=perhaps", r"model\.pre_norm: .* boolean"),
+        ("model.dropout=1.0", "dropout"),
+        ("model.decoder_layers=0", "at least 1"),
+        ("model.size=33", "divisible"),
+        ("run.seed=-1", r"run\.seed"),
+        ("optimiser.label_smoothing=1", r"optimiser\.label_smoothing"),
+    ],
+)
+def test_a_wrong_value_names_its_key(file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_config(file, [override])
+    assert "\n" not in str(error.value)
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+from training.models.base import Model
+
+class Odd:
+    pass
+
+@dataclass(frozen=True)
+class Config:
+    kind: Odd  # a type that no validator knows
+    size: int = 4
+
+class Mine(Model):
+    Config = Config
+
+class Bare(Model):
+    Config = dict
+"""
+
+
+def test_a_module_where_the_command_is_run_is_found(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside.py").write_text(OUTSIDE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != ""])
+    monkeypatch.delitem(sys.modules, "outside", raising=False)
+    tree = yaml.safe_load(file.read_text("utf-8"))
+    tree["model"] = {"architecture": "outside:Mine", "kind": "anything", "size": 7}
+    config = parse_config(tree).architecture_config()
+    assert (config.kind, config.size) == ("anything", 7)
+    tree["model"]["sise"] = 7
+    with pytest.raises(ConfigError, match=r"did you mean 'model\.size'"):
+        parse_config(tree)
+    for name, message in (
+        ("outside:Bare", "no dataclass"),
+        ("outside:Gone", "Gone"),
+        ("outside:Odd", "not a subclass"),
+    ):
+        tree["model"] = {"architecture": name}
+        with pytest.raises(ConfigError, match=message):
+            parse_config(tree)
