@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,32 +99,43 @@ class _Align(nn.Module):
         return self.model.align(source, lengths, target)
 
 
+_Plan = tuple[str, nn.Module, tuple[Port, ...], tuple[Port, ...], tuple[Tensor, ...]]
 _SOURCE = (Port("source", "int64", (ROW, SOURCE)), Port("lengths", "int32", (ROW,)))
 
 
-def build_stages(model: Model) -> dict[str, Stage]:
-    """Every stage that the model has, translated and checked.
+def build_stages(model: Model, on_stage: Callable[[], object] = lambda: None) -> dict[str, Stage]:
+    """Every stage that the model has, translated and checked; `on_stage` is called after each.
 
     Raises:
         ExportError: an operator has no translation, an axis was frozen, or a loop or dropout is left.
     """
+    stages: dict[str, Stage] = {}
+    for name, module, inputs, outputs, example in _plans(model):
+        stages[name] = _build(name, module, model.sizes, inputs, outputs, example)
+        on_stage()
+    return stages
+
+
+def trained_tables(model: Model) -> frozenset[str]:
+    """Names, as the graphs have them, of everything that training changes."""
+    return frozenset(f"model.{name}" for name, _ in model.named_parameters(remove_duplicate=False))
+
+
+def _plans(model: Model) -> Iterator[_Plan]:
+    """What to trace: for each stage its module, ports and example inputs."""
     spec = model.state_spec()
     state = tuple(map(_state_port, spec))
     replaced = tuple(_state_port(tensor, "next.") for tensor in spec.of(Role.RECURRENT, Role.CACHE))
     begun = tuple(_state_port(tensor) for tensor in spec.of(Role.MEMORY, Role.RECURRENT))
     fed = (Port("tokens", "int64", (ROW,)), Port("positions", "int32", (ROW,)))
     logits = Port("logits", "float32", (ROW, model.sizes.target_vocabulary))
-    stages = {
-        "encode": _build("encode", _Encode(model), model.sizes, _SOURCE, begun, _example_sources(model)),
-        "step": _build("step", _Step(model), model.sizes, (*fed, *state), (logits, *replaced), _example_step(model, spec)),
-    }
+    yield "encode", _Encode(model), _SOURCE, begun, _example_sources(model)
+    yield "step", _Step(model), (*fed, *state), (logits, *replaced), _example_step(model, spec)
     if model.has_alignment:
         aligned = Port("alignment", "float32", (ROW, TARGET, SOURCE))
         target = torch.randint(0, model.sizes.target_vocabulary, (EXAMPLE[ROW], EXAMPLE[TARGET]), generator=_seeded())
         inputs = (*_SOURCE, Port("target", "int64", (ROW, TARGET)))
-        example = (*_example_sources(model), target)
-        stages["align"] = _build("align", _Align(model), model.sizes, inputs, (aligned,), example)
-    return stages
+        yield "align", _Align(model), inputs, (aligned,), (*_example_sources(model), target)
 
 
 def _state_port(tensor: StateTensor, prefix: str = "") -> Port:
@@ -179,9 +190,11 @@ def _build(
     """Trace, translate, name and check one stage."""
     module.eval()
     dims = _dimensions(sizes)
-    shapes = tuple({i: dims[axis] for i, axis in enumerate(p.axes) if isinstance(axis, str)} for p in inputs)
+    shapes: tuple[Any, ...] = tuple(
+        {i: dims[axis] for i, axis in enumerate(p.axes) if isinstance(axis, str)} for p in inputs
+    )
     if name == "step":
-        shapes = (*shapes[:2], shapes[2:])  # type: ignore[assignment]  # the state comes as *args
+        shapes = (*shapes[:2], shapes[2:])  # the state comes as *args
     try:
         with _quiet(), torch.no_grad():
             program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
@@ -272,7 +285,7 @@ def _tidy(stage: Stage) -> None:
         common.DeduplicateHashedInitializersPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
-        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
     ):
         run(model)
     model.metadata_props.clear()

@@ -12,7 +12,6 @@ w ~ (q - 128) * s with s = max |w| / 127 over a block, so the largest weight of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -23,13 +22,14 @@ from export.graphs import Stage
 from export.nodes import MICROSOFT, Writer, constant, single_consumer, walk
 
 BLOCKS = (64, 128, 32, 16)  # preferred first; a block must divide the inputs
+SCALES = "scales"  # how the names of scales begin
 LEAST_WEIGHTS = 1024  # smaller ones are not worth an operator
 INT8_ACTIVATIONS = 4  # MatMulNBits accuracy_level: int8 dot products
 
 
 @dataclass
 class Report:
-    """What became of the weights: layers by operator, and what stayed fp32 and why."""
+    """What became of a stage's weights: how many by operator, and what stayed fp32 and why."""
 
     quantized: dict[str, int] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
@@ -37,10 +37,6 @@ class Report:
     def count(self, kind: str) -> None:
         """One more weight quantized as `kind`."""
         self.quantized[kind] = self.quantized.get(kind, 0) + 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {"method": METHOD, "weights": self.quantized, "kept_fp32": self.kept}
 
 
 METHOD = "8-bit weights in blocks, symmetric; activations quantized row by row (MatMulNBits, accuracy level 4)"
@@ -65,9 +61,9 @@ def quantize(stage: Stage, tables: frozenset[str]) -> Report:
     common.RemoveUnusedNodesPass()(stage.model)
     for value in stage.graph.initializers.values():
         array = constant(value)
-        if array is not None and array.ndim > 1 and array.size >= LEAST_WEIGHTS and array.dtype == np.float32:
-            if not _is_scale(value):
-                report.kept.setdefault(str(value.name), "not the weight of a linear layer, embedding or recurrence")
+        large = array is not None and array.dtype == np.float32 and array.ndim > 1 and array.size >= LEAST_WEIGHTS
+        if large and not str(value.name).startswith(SCALES):
+            report.kept.setdefault(_readable(value), "no weight of a linear layer, embedding or recurrence")
     stage.model.opset_imports.setdefault(MICROSOFT, 1)
     return report
 
@@ -93,19 +89,24 @@ def dequantize_blocks(codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> 
     return values.reshape(codes.shape[0], -1)
 
 
-def _is_scale(value: ir.Value) -> bool:
-    return any(use.node.domain == MICROSOFT for use in value.uses())
+def _readable(value: ir.Value | None) -> str:
+    """What a tensor is called in the report: its name in the model, or what it feeds and its shape."""
+    assert value is not None
+    name = str(value.name)
+    if name.startswith("model."):
+        return name.removeprefix("model.")
+    array = constant(value)
+    shape = " x ".join(map(str, array.shape)) if array is not None else "?"
+    return f"{' and '.join(sorted({use.node.op_type for use in value.uses()}))} of {shape}"
 
 
 def _quantize_linear(stage: Stage, node: ir.Node, report: Report) -> None:
     weight = constant(node.inputs[1])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
         return  # a product of two activations
-    name = str(node.inputs[1].name) if node.inputs[1] is not None else ""
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
-        matrix = weight
-    else:
-        matrix = weight.T
+    name = _readable(node.inputs[1])
+    turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1
+    matrix = weight if turned else weight.T  # (outputs, inputs)
     outputs, inputs = matrix.shape
     block = block_size(inputs)
     if block is None:
@@ -124,7 +125,7 @@ def _quantize_linear(stage: Stage, node: ir.Node, report: Report) -> None:
         "MatMulNBits",
         node.inputs[0],
         write.constant(codes, "codes"),
-        write.constant(scales, "scales"),
+        write.constant(scales, SCALES),
         *((None, None, bias) if bias is not None else ()),
         domain=MICROSOFT,
         dtype=ir.DataType.FLOAT,
@@ -168,11 +169,11 @@ def _quantize_table(stage: Stage, node: ir.Node, tables: frozenset[str], report:
         return
     assert table is not None
     if table.name not in tables:
-        report.kept[str(table.name)] = "a table of constants, not of trained weights"
+        report.kept[_readable(table)] = "a table of constants, not of trained weights"
         return
     block = block_size(weight.shape[1])
     if block is None:
-        report.kept[str(table.name)] = f"its width {weight.shape[1]} is no multiple of {BLOCKS[-1]}"
+        report.kept[_readable(table)] = f"its width {weight.shape[1]} is no multiple of {BLOCKS[-1]}"
         return
     codes, scales = quantize_blocks(np.asarray(weight, np.float32), block)
     write = Writer(stage.graph, node, "int8")
@@ -180,7 +181,7 @@ def _quantize_table(stage: Stage, node: ir.Node, tables: frozenset[str], report:
         "GatherBlockQuantized",
         write.constant(codes.reshape(weight.shape), "codes"),
         node.inputs[1],
-        write.constant(scales, "scales"),
+        write.constant(scales, SCALES),
         domain=MICROSOFT,
         dtype=ir.DataType.FLOAT,
         bits=8,
@@ -204,12 +205,13 @@ def _store_recurrent(stage: Stage, node: ir.Node, report: Report) -> None:
             continue
         block = block_size(weight.shape[2])
         if block is None:
-            name = str(node.inputs[position].name) if node.inputs[position] is not None else ""
-            report.kept[name] = f"its {weight.shape[2]} inputs are no multiple of {BLOCKS[-1]}"
+            report.kept[_readable(node.inputs[position])] = (
+                f"its {weight.shape[2]} inputs are no multiple of {BLOCKS[-1]}"
+            )
             continue
         codes, scales = quantize_blocks(weight.reshape(-1, weight.shape[2]).astype(np.float32), block)
         write = Writer(stage.graph, node, "int8")
         centred = write("Cast", write.constant((codes.astype(np.int16) - 128).astype(np.int8), "codes"), to=1)
-        spread = write("Mul", centred, write.constant(scales[..., None], "scales"))
+        spread = write("Mul", centred, write.constant(scales[..., None], SCALES))
         node.replace_input_with(position, write("Reshape", spread, write.constant(list(weight.shape))))
         report.count(f"{node.op_type} (stored int8, computed fp32)")

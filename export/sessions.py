@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 # The graphs are fused already. At higher levels the runtime joins Add and LayerNormalization into one slower operator.
 LEVEL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

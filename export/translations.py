@@ -15,12 +15,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnxscript import opset23 as op
+from onnxscript import opset23
 from onnxscript.values import Op, Opset
 
 from export.nodes import MICROSOFT
 from training import ops as _ops  # noqa: F401  registers torch.ops.fuseq
 
+op: Any = opset23
 _Schema = onnx.defs.OpSchema
 
 

@@ -85,8 +85,8 @@ def check_parity(parity: Mapping[str, float], tolerance: float = TOLERANCE) -> N
     for stage, difference in parity.items():
         if not difference <= tolerance:
             raise ParityError(
-                f"stage {stage} differs from PyTorch by {difference:.2g}, more than {tolerance:.2g}: the export is wrong; "
-                "check that the model is a pure function of its inputs and weights"
+                f"stage {stage} differs from PyTorch by {difference:.2g}, more than {tolerance:.2g}: "
+                "the export is wrong; check that the model is a pure function of its inputs and weights"
             )
 
 
@@ -128,8 +128,8 @@ def random_buffers(
         elif tensor.role is not Role.CACHE:
             assert axis is not None
             for row, length in enumerate(lengths):
-                live = (row, *(slice(None),) * (axis - 1), slice(0, int(length)))
-                buffer[live] = state[tensor.name][live]
+                target, origin = (np.moveaxis(one[row], axis - 1, 0) for one in (buffer, state[tensor.name]))
+                target[: int(length)] = origin[: int(length)]
         buffers[tensor.name] = buffer
     return buffers
 
@@ -163,7 +163,7 @@ def _step_difference(model: Model, sessions: Sessions, cell: Cell, random: np.ra
     spec, positions = model.state_spec(), cell.target.shape[1]
     state = {name: tensor.numpy() for name, tensor in model.initial(model.encode(*cell.torch_source)).items()}
     buffers = random_buffers(spec, state, cell.lengths, source + SPARE, positions + SPARE, random)
-    decoder = StaggeredRows(spec, sessions, buffers, random.integers(0, 3, rows))
+    decoder = StaggeredRows(spec, sessions, buffers, np.asarray(random.integers(0, 3, rows)))
     k = min(8, model.sizes.target_vocabulary)
     worst = 0.0
     for number in range(positions + 2):
@@ -176,7 +176,7 @@ def _step_difference(model: Model, sessions: Sessions, cell: Cell, random: np.ra
 
 def _align_difference(model: Model, sessions: Sessions, cell: Cell) -> float:
     expected = model.align(*cell.torch_source, torch.from_numpy(cell.target)).numpy()
-    feeds = {"source": cell.source, "lengths": cell.lengths, "target": cell.target}
+    feeds: dict[str, Array] = {"source": cell.source, "lengths": cell.lengths, "target": cell.target}
     found = _finite("align", "alignment", sessions.run("align", feeds)["alignment"])
     return float(np.abs(found - expected).max())
 
@@ -198,7 +198,8 @@ def check_cached_decoding(model: Model, sessions: Sessions, steps: int = LONG, s
     cell = random_cell(model, random, 3, min(9, model.sizes.source_limit), 1)
     spec, k = model.state_spec(), min(4, model.sizes.target_vocabulary)
     state = random_buffers(spec, sessions.encode(cell.source, cell.lengths), cell.lengths, 12, steps, random)
-    fed, chosen = [cell.target[:, 0]], []
+    fed: list[Array] = [cell.target[:, 0]]
+    chosen: list[tuple[Array, Array]] = []
     for position in range(steps):
         tokens, scores, replaced = sessions.step(fed[-1], np.full(3, position, np.int32), k, state)
         state |= replaced
@@ -269,7 +270,12 @@ def check_levels(folder: Path, files: Mapping[str, str], model: Model, seed: int
     spec = model.state_spec()
     state = plain.encode(cell.source, cell.lengths)
     buffers = random_buffers(spec, state, cell.lengths, cell.source.shape[1], 4, random)
-    fed = {"tokens": cell.target[:, 0], "positions": np.zeros(2, np.int32), "k": np.array([2]), **buffers}
+    fed: dict[str, Array] = {
+        "tokens": cell.target[:, 0],
+        "positions": np.zeros(2, np.int32),
+        "k": np.array([2]),
+        **buffers,
+    }
     feeds: dict[str, dict[str, Array]] = {"encode": {"source": cell.source, "lengths": cell.lengths}, "step": fed}
     feeds["align"] = {**feeds["encode"], "target": cell.target}
     worst = 0.0

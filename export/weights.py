@@ -45,7 +45,7 @@ def save_graphs(folder: Path, graphs: Mapping[str, ir.Model], weights_file: str)
                     offsets[digest],
                     len(content),
                     tensor.dtype,
-                    shape=ir.Shape(tensor.shape),
+                    shape=ir.Shape(tensor.shape.numpy()),
                     name=value.name,
                     base_dir=folder,
                 )

@@ -26,9 +26,9 @@ def fuse(stage: Stage) -> int:
             lengths = _lengths_of_mask(node, stage)
             flat = [_without_heads(value) for value in node.inputs[:3]]
             out = _merged_heads(node)
-            if any(value is None for value in flat) or out is None:
-                continue
-            if _mask(node) is not None and lengths is None:
+            known = lengths is not None or _mask(node) is None
+            if not known or any(value is None for value in flat) or out is None:
+                _spread_mask(stage, node)
                 continue
             _rewrite(stage, node, flat, lengths, out)
             by_length += lengths is not None
@@ -37,6 +37,16 @@ def fuse(stage: Stage) -> int:
 
 def _mask(node: ir.Node) -> ir.Value | None:
     return node.inputs[3] if len(node.inputs) > 3 else None
+
+
+def _spread_mask(stage: Stage, node: ir.Node) -> None:
+    """Repeat a mask that is the same for all queries for each of them: the runtime does not."""
+    query, mask = node.inputs[0], _mask(node)
+    if mask is None or mask.shape is None or len(mask.shape) != 4 or mask.shape[2] != 1:
+        return
+    write = Writer(stage.graph, node)
+    one, queries = write.constant([1]), write("Shape", query, start=2, end=3)
+    node.replace_input_with(3, write("Expand", mask, write("Concat", one, one, queries, one, axis=0)))
 
 
 def _without_heads(value: ir.Value | None) -> ir.Value | None:
@@ -92,9 +102,7 @@ def _counts_from_zero(value: ir.Value | None) -> bool:
     return start is not None and step is not None and int(start) == 0 and int(step) == 1
 
 
-def _rewrite(
-    stage: Stage, node: ir.Node, flat: list[ir.Value | None], lengths: ir.Value | None, out: ir.Node
-) -> None:
+def _rewrite(stage: Stage, node: ir.Node, flat: list[ir.Value | None], lengths: ir.Value | None, out: ir.Node) -> None:
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     key = node.inputs[1]
@@ -114,8 +122,10 @@ def _rewrite(
         q_num_heads=heads,
         kv_num_heads=heads,
         is_causal=node.attributes.get_int("is_causal", 0),
-        **({"scale": node.attributes["scale"].as_float()} if "scale" in node.attributes else {}),
     )
+    scale = node.attributes.get("scale")
+    if scale is not None and attended.producer() is not None:
+        attended.producer().attributes["scale"] = scale  # type: ignore[union-attr]
     attended.shape = out.outputs[0].shape
     ir.convenience.replace_all_uses_with(out.outputs[0], attended, replace_graph_outputs=True)
     transpose = out.inputs[0].producer() if out.inputs[0] is not None else None

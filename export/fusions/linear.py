@@ -23,7 +23,7 @@ def fuse(stage: Stage) -> int:
             if weight is not None and weight.ndim == 2:
                 node.replace_input_with(1, add_constant(stage.graph, weight.T, "weight"))
                 count += 1
-        elif node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
+        elif node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
             value = node.inputs[1]
             weight = constant(value)
             assert value is not None

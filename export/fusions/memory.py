@@ -5,6 +5,7 @@ The caller binds each to the input's own buffer. Without that the runtime would 
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from export.graphs import Port, Stage
@@ -23,7 +24,8 @@ def fuse(stage: Stage) -> int:
                 continue
             port = ports[str(past.name)]
             present.name = f"next.{past.name}"
-            present.shape, present.dtype = ir.Shape(port.axes), past.dtype
+            present.shape = ir.Shape(port.axes)
+            present.dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
             stage.graph.outputs.append(present)
             stage.outputs = (*stage.outputs, Port(present.name, port.dtype, port.axes))
             count += 1

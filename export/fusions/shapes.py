@@ -23,10 +23,10 @@ def fuse(stage: Stage) -> int:
             if isinstance(name, str):
                 first.setdefault(name, (value, position))
     for node in walk(stage.graph):
-        value = node.inputs[0] if node.op_type == "Shape" else None
-        if value in axes:
-            start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(axes[value]))
-            name = axes[value][start]
+        read = node.inputs[0] if node.op_type == "Shape" else None
+        if read is not None and read in axes:
+            start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(axes[read]))
+            name = axes[read][start]
             if end == start + 1 and isinstance(name, str):
                 origin, position = first[name]
                 node.replace_input_with(0, origin)

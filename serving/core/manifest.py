@@ -97,6 +97,7 @@ class GraphSet(_Part):
     parity: dict[str, float] = Field(default_factory=dict)  # stage -> largest difference from PyTorch fp32
     quality: dict[str, float | str] = Field(default_factory=dict)  # metric -> value; what on, how
     fusions: dict[str, dict[str, int]] = Field(default_factory=dict)  # stage -> kind -> count
+    operators: dict[str, dict[str, int]] = Field(default_factory=dict)  # stage -> operator -> count
     quantized: dict[str, Any] = Field(default_factory=dict)  # what was quantized, what was left and why
 
 

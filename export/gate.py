@@ -1,0 +1,103 @@
+"""The quality gate: every precision translates the same development set as a server would, and is scored (case 42).
+
+A precision that loses more BLEU against fp32 than allowed does not leave the house.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export.errors import GateError
+from export.subject import DevelopmentSet
+from serving.core.errors import FuseqError, MissingDependency
+from serving.core.manifest import Bundle
+from serving.core.types import SearchOptions
+from serving.engine.engine import Engine
+from serving.engine.sessions import open_stages
+from serving.engine.settings import EngineSettings
+from serving.engine.translator import Translator
+
+CHUNK = 64  # sentences between two notes of progress
+BEAM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What a precision reaches on a development set."""
+
+    bleu: float
+    chrf: float
+    details: dict[str, float | str]  # for the manifest
+
+
+def measure_quality(
+    bundle: Bundle, precision: str, dev: DevelopmentSet, progress: Callable[[int], object] = lambda done: None
+) -> Quality:
+    """Translate the set with the serving engine, beam search of 4 rows, and score it.
+
+    Raises:
+        MissingDependency: sacreBLEU is not installed.
+        GateError: a sentence could not be translated.
+    """
+    try:
+        from training.metrics import score
+    except ImportError as error:
+        raise MissingDependency("scores need sacreBLEU; run: pip install 'fuseq[train]'") from error
+    texts = translate_set(bundle, precision, dev.sources, SearchOptions(beam=BEAM), progress)
+    scores = score(texts, [[reference] for reference in dev.references])
+    details: dict[str, float | str] = {
+        "bleu": round(scores.bleu, 2),
+        "chrf": round(scores.chrf, 2),
+        "bleu_signature": scores.bleu_signature,
+        "chrf_signature": scores.chrf_signature,
+        "set": dev.name,
+        "sentences": float(len(dev.sources)),
+        "beam": float(BEAM),
+    }
+    return Quality(scores.bleu, scores.chrf, details)
+
+
+def translate_set(
+    bundle: Bundle,
+    precision: str,
+    sources: Sequence[str],
+    options: SearchOptions,
+    progress: Callable[[int], object] = lambda done: None,
+) -> list[str]:
+    """Translations of all sources, in order; one that is over the model's limit is cut.
+
+    Raises:
+        GateError: a sentence could not be translated.
+    """
+    engine = Engine(bundle, open_stages(bundle, precision, "cpu"), EngineSettings())
+    translator = Translator(bundle, engine)
+    engine.start()
+    try:
+        texts: list[str] = []
+        for start in range(0, len(sources), CHUNK):
+            found = translator.translate(sources[start : start + CHUNK], options, truncate=True)
+            for source, one in zip(sources[start : start + CHUNK], found, strict=True):
+                if isinstance(one, FuseqError):
+                    raise GateError(f"precision {precision} cannot translate {source!r}: {one}")
+                texts.append(one.text)
+            progress(len(found))
+        return texts
+    finally:
+        engine.stop(0)
+
+
+def check_loss(quality: Quality, reference: Quality, precision: str, allowed: float) -> dict[str, Any]:
+    """What the precision loses against fp32, for the manifest.
+
+    Raises:
+        GateError: more than `allowed` BLEU.
+    """
+    loss = reference.bleu - quality.bleu
+    if loss > allowed:
+        raise GateError(
+            f"{precision} reaches {quality.bleu:.2f} BLEU, fp32 {reference.bleu:.2f}: {loss:.2f} lost, "
+            f"{allowed:g} allowed; export fp32 alone, or allow more with --max-loss"
+        )
+    return {**quality.details, "bleu_fp32": round(reference.bleu, 2), "bleu_loss": round(loss, 2)}
