@@ -83,7 +83,7 @@ def export_bundle(subject: Subject, output: Path, options: Options, report: Repo
     report = report or Silent()
     _check_options(subject, options)
     with new_bundle(output, options.force) as draft:
-        report.begin("PyTorch to ONNX")
+        report.begin("PyTorch to ONNX", 3 if subject.model.has_alignment else 2)
         stages = build_stages(subject.model, on_stage=report.advance)
         fusions = {name: fuse(stage) for name, stage in stages.items()}
         add_search_head(stages["step"])
@@ -143,7 +143,7 @@ def _summary(done: dict[str, Report]) -> dict[str, Any]:
         for stage, one in done.items()
     }
     kept = sorted({f"{name}: {reason}" for one in done.values() for name, reason in one.kept.items()})
-    return {"method": METHOD, **weights, "fp32": kept}
+    return {"method": METHOD, **weights, "left in fp32": kept}
 
 
 def _save(precision: Precision, stages: dict[str, Stage], draft: Draft) -> tuple[dict[str, str], Sessions]:

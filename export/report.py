@@ -139,6 +139,7 @@ def _graphs(bundle: Bundle) -> Table:
         default = ", the default" if precision == manifest.default_precision else ""
         for stage, file in graphs.graphs.items():
             what[file] = f"{precision}{default}: {stage}, {sum(graphs.operators.get(stage, {}).values())} operators"
+        what[f"weights.{precision}.bin"] = f"{precision}{default}: weights of all stages"
     for file, entry in manifest.files.items():
         table.add_row(file, what.get(file, ""), _size(entry.bytes))
     return table
@@ -158,7 +159,8 @@ def _proof(precision: str, graphs: GraphSet) -> Table:
         rest = sum(counts.values()) - sum(counts.get(kind, 0) for kind in NOTED)
         table.add_row(stage, ", ".join([*shown, f"{rest} others"]))
     for stage, kinds in graphs.fusions.items():
-        table.add_row(f"{stage}, rewritten", ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing")
+        rewritten = [f"{count} {kind}" for kind, count in kinds.items() if kind not in NOTED]
+        table.add_row(f"{stage}, rewritten", ", ".join(rewritten) or "nothing")
     for stage, difference in graphs.parity.items():
         if stage == NEIGHBOURS:
             table.add_row("neighbours", f"move a score by at most {difference:.2g}")

@@ -106,6 +106,12 @@ def test_case_33_a_model_left_in_training_mode_is_evaluated(tmp_path: Path) -> N
     check_parity(measure_parity(built.model.eval(), built.sessions("fp32")))
 
 
+def test_graphs_are_valid_onnx(built: Built) -> None:
+    for files in built.files.values():
+        for file in files.values():
+            onnx.checker.check_model(built.folder / file, full_check=False)
+
+
 def test_no_loop_where_it_would_cost(built: Built) -> None:
     for name in ("encode", "step"):
         assert not {"Loop", "Scan", "If"} & set(operators(built.stages[name].graph))
