@@ -12,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--corpora", type=Path, default=None, metavar="DIR", help="run the tests that read real corpora, from DIR"
     )
+    parser.addoption(
+        "--bundle", type=Path, action="append", default=[], metavar="DIR", help="test this trained bundle, too"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,8 +32,12 @@ class Joiner(Silent):
             self.released.release()
 
 
-def neighbour_sets_agree(model: Opened, make_engine: EngineMaker, sets: int) -> None:
+def neighbour_sets_agree(
+    model: Opened, make_engine: EngineMaker, sets: int, sources: Sequence[Sequence[int]] = ()
+) -> None:
     """Random sets of jobs with random join times, each job compared with the same job run alone.
+
+    Half of the jobs take their source from `sources`, where there are any.
 
     Tokens must be identical and fp32 scores equal to 1e-5; the tokens of other precisions must be identical, too.
     """
@@ -39,6 +45,8 @@ def neighbour_sets_agree(model: Opened, make_engine: EngineMaker, sets: int) -> 
     rng = np.random.default_rng(57)
     vocabulary = bundle.manifest.target_codec.size
     pool = [random_ask(rng, vocabulary) for _ in range(POOL)]
+    for index in range(0, POOL if sources else 0, 2):
+        pool[index] = replace(pool[index], source=tuple(sources[int(rng.integers(len(sources)))]))
     lone = make_engine(model)
     alone = [run_all(lone, [ask])[0].hypotheses for ask in pool]
     joiner = Joiner(seed=1)
