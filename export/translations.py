@@ -103,7 +103,9 @@ def _scalar(value: int) -> Any:
 
 def _lstm(inputs: Any, lengths: Any, input_weight: Any, hidden_weight: Any, bias: Any) -> tuple[Any, Any, Any]:
     directions, hidden = int(hidden_weight.shape[0]), int(hidden_weight.shape[2])
-    w, r, b = (_onnx_gate_order(x) for x in (input_weight, hidden_weight, bias))
+    w, r, b = (
+        _reorder_gates(x, 0, 3, 1, 2) for x in (input_weight, hidden_weight, bias)
+    )  # input, output, forget, cell
     b = op.Concat(b, op.Mul(b, op.Constant(value_float=0.0)), axis=1)  # (directions, 8 * hidden)
     outputs, last_h, last_c = op.LSTM(
         op.Transpose(inputs, perm=[1, 0, 2]),
@@ -119,15 +121,36 @@ def _lstm(inputs: Any, lengths: Any, input_weight: Any, hidden_weight: Any, bias
     return outputs, h, c
 
 
-def _onnx_gate_order(x: Any) -> Any:
-    """Axis 1 from torch's gate order (input, forget, cell, output) to ONNX's (input, output, forget, cell)."""
+def _gru(
+    inputs: Any, lengths: Any, input_weight: Any, hidden_weight: Any, input_bias: Any, hidden_bias: Any
+) -> tuple[Any, Any]:
+    directions, hidden = int(hidden_weight.shape[0]), int(hidden_weight.shape[2])
+    parts = (input_weight, hidden_weight, input_bias, hidden_bias)
+    w, r, input_b, hidden_b = (_reorder_gates(x, 1, 0, 2) for x in parts)  # update, reset, new
+    outputs, last = op.GRU(
+        op.Transpose(inputs, perm=[1, 0, 2]),
+        w,
+        r,
+        op.Concat(input_b, hidden_b, axis=1),  # (directions, 6 * hidden)
+        lengths,
+        hidden_size=hidden,
+        linear_before_reset=1,
+        direction="bidirectional" if directions == 2 else "forward",
+    )
+    outputs = op.Reshape(op.Transpose(outputs, perm=[2, 0, 1, 3]), _ints(0, 0, directions * hidden))
+    return outputs, op.Reshape(op.Transpose(last, perm=[1, 0, 2]), _ints(0, directions * hidden))
+
+
+def _reorder_gates(x: Any, *order: int) -> Any:
+    """Axis 1 from torch's gate order to ONNX's: gate i of the result is torch's gate order[i]."""
     directions, rows, *rest = (int(size) for size in x.shape)
-    gates = op.Reshape(x, _ints(directions, 4, -1))  # (directions, gate, hidden * size)
-    return op.Reshape(op.Gather(gates, _ints(0, 3, 1, 2), axis=1), _ints(directions, rows, *rest))
+    gates = op.Reshape(x, _ints(directions, len(order), -1))  # (directions, gate, hidden * size)
+    return op.Reshape(op.Gather(gates, _ints(*order), axis=1), _ints(directions, rows, *rest))
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.fuseq.cached_attention.default: _cached_attention,
     torch.ops.fuseq.memory_attention.default: _memory_attention,
     torch.ops.fuseq.lstm.default: _lstm,
+    torch.ops.fuseq.gru.default: _gru,
 }

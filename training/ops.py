@@ -113,3 +113,61 @@ def _(
     directions, hidden = hidden_weight.shape[0], hidden_weight.shape[2]
     last = inputs.new_empty(inputs.shape[0], directions * hidden)
     return inputs.new_empty(inputs.shape[0], inputs.shape[1], directions * hidden), last, torch.empty_like(last)
+
+
+@torch.library.custom_op("fuseq::gru", mutates_args=())
+def gru(
+    inputs: Tensor,
+    lengths: Tensor,
+    input_weight: Tensor,
+    hidden_weight: Tensor,
+    input_bias: Tensor,
+    hidden_bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """One GRU layer over a right-padded batch, each row running over its own length only.
+
+    The reset gate multiplies after the matrix, h~ = tanh(W x + b + r * (R h + b')), and the update gate the old state,
+    as in torch.nn.GRU and in ONNX with linear_before_reset = 1; Cho et al. 2014, eq. 7-8, have both the other way.
+
+    Args:
+        inputs: (batch, time, size).
+        lengths: (batch,) int32.
+        input_weight: (directions, 3 * hidden, size), gates in torch's order (reset, update, new).
+        hidden_weight: (directions, 3 * hidden, hidden).
+        input_bias, hidden_bias: (directions, 3 * hidden).
+
+    Returns:
+        Outputs (batch, time, directions * hidden), zero in the padding; the last states (batch, directions * hidden),
+        each direction's after its own last real position.
+    """
+    directions, hidden = hidden_weight.shape[0], hidden_weight.shape[2]
+    batch, time = inputs.shape[0], inputs.shape[1]
+    outputs = inputs.new_zeros(batch, time, directions, hidden)
+    last = inputs.new_zeros(batch, directions, hidden)
+    for direction in range(directions):
+        h = last[:, direction]
+        for t in range(time) if direction == 0 else reversed(range(time)):
+            x_gates = inputs[:, t] @ input_weight[direction].T + input_bias[direction]  # (batch, 3 * hidden)
+            h_gates = h @ hidden_weight[direction].T + hidden_bias[direction]
+            (x_r, x_z, x_n), (h_r, h_z, h_n) = x_gates.chunk(3, -1), h_gates.chunk(3, -1)
+            update = (x_z + h_z).sigmoid()
+            new = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
+            live = (t < lengths)[:, None]  # (batch, 1)
+            h = torch.where(live, (1 - update) * new + update * h, h)
+            outputs[:, t, direction] = torch.where(live, h, 0.0)
+        last[:, direction] = h
+    return outputs.flatten(2), last.flatten(1)
+
+
+@gru.register_fake
+def _(
+    inputs: Tensor,
+    lengths: Tensor,
+    input_weight: Tensor,
+    hidden_weight: Tensor,
+    input_bias: Tensor,
+    hidden_bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    directions, hidden = hidden_weight.shape[0], hidden_weight.shape[2]
+    outputs = inputs.new_empty(inputs.shape[0], inputs.shape[1], directions * hidden)
+    return outputs, inputs.new_empty(inputs.shape[0], directions * hidden)

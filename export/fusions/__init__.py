@@ -14,7 +14,7 @@ FUSED = {
     "Attention": ("aten.scaled_dot_product_attention.default",),
     "GroupQueryAttention": ("fuseq.cached_attention.default", "fuseq.memory_attention.default"),
     "LSTM": ("fuseq.lstm.default", "aten.lstm.input"),
-    "GRU": ("aten.gru.input",),
+    "GRU": ("fuseq.gru.default", "aten.gru.input"),
     "LayerNormalization": ("aten.layer_norm.default",),
     "Gelu": ("aten.gelu.default",),
 }
