@@ -80,9 +80,12 @@ class Runner:
         """
         observer, self._observer = self._observer, Silent()
         executed = Executed()
-        self._admit([group], executed)
-        if not executed.failed:
-            self._decode(executed)
+        try:
+            self._admit([group], executed)
+            if not executed.failed:
+                self._decode(executed)
+        except ValueError as error:  # an array of another shape than the state's
+            raise BundleError(f"the bundle's graphs do not fit its state: {' '.join(str(error).split())}") from error
         self.clear()
         self.steps = self.encodes = 0
         self._observer = observer

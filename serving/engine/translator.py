@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.codecs import open_codec
-from serving.core.errors import DeadlineExceeded, FuseqError, InvalidInput, Overloaded
+from serving.core.errors import BundleError, DeadlineExceeded, FuseqError, InvalidInput, ModelFailure, Overloaded
 from serving.core.manifest import Bundle
 from serving.core.types import Hypothesis, SearchOptions, StopReason
 from serving.engine.engine import Engine
@@ -82,6 +82,12 @@ class Translator:
             if manifest.source_codec == manifest.target_codec
             else open_codec(bundle, manifest.target_codec)
         )
+        for codec in (self.source_codec, self.target_codec):
+            if codec.special != manifest.special_ids():
+                raise BundleError(
+                    f"bundle {manifest.name!r}: its codec has the control symbols {codec.special}, "
+                    f"the manifest says {manifest.special_ids()}"
+                )
         self._eos = self.source_codec.special.eos
         self._limit = manifest.limits.source
         search = manifest.search
@@ -150,14 +156,15 @@ class Translator:
         if not prepared.source:
             on_done(self.empty(prepared))
             return None
-        job = Job(
-            prepared.source,
-            prepared.options,
-            lambda outcome: on_done(self.finish(prepared, outcome)),
-            prepared.prefix,
-            align,
-            deadline,
-        )
+
+        def done(outcome: Outcome) -> None:
+            try:
+                answer = self.finish(prepared, outcome)
+            except Exception as error:  # whatever a codec may do, the caller hears of it
+                answer = ModelFailure(f"the output cannot be turned into text: {error}")
+            on_done(answer)
+
+        job = Job(prepared.source, prepared.options, done, prepared.prefix, align, deadline)
         self.engine.submit(job)
         return job
 

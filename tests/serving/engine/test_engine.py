@@ -115,7 +115,7 @@ def test_case_59_from_another_thread(model: Opened, make_engine: EngineMaker) ->
 
 def test_1000_concurrent_jobs_get_their_own_answers(model: Opened, make_engine: EngineMaker) -> None:
     bundle, stages = model
-    options = SearchOptions(max_length_margin=6, max_length_ratio=0.0)
+    options = SearchOptions(max_length_margin=3, max_length_ratio=0.0)
     sources = [(10 + i % 40, 50 + i // 40 % 25, *((90 + i % 7,) * (i % 3)), EOS) for i in range(1000)]
     assert len(set(sources)) == 1000
     answers = Answers()
@@ -633,6 +633,15 @@ def test_an_engine_does_not_start_with_a_graph_that_fails(model: Opened, make_en
         engine.start()
     with pytest.raises(Unavailable):
         engine.submit(Answers().job(SHORT))
+
+
+def test_an_engine_does_not_start_with_arrays_of_another_shape(opened: dict[str, Opened]) -> None:
+    bundle, stages = opened["summing"]
+    first, *others = bundle.manifest.state
+    wider = first.model_copy(update={"axes": ("row", 17)})
+    manifest = bundle.manifest.model_copy(update={"state": (wider, *others)})
+    with pytest.raises(BundleError, match="do not fit its state"):
+        Engine(replace(bundle, manifest=manifest), stages).start()
 
 
 def test_graphs_that_do_not_fit_the_state_are_refused(opened: dict[str, Opened]) -> None:

@@ -16,6 +16,7 @@ from serving.core.errors import (
     DeadlineExceeded,
     FuseqError,
     InvalidInput,
+    ModelFailure,
     Overloaded,
     Unavailable,
     Unsupported,
@@ -178,6 +179,19 @@ def test_submitting_without_waiting(translator: Translator) -> None:
     with pytest.raises(InvalidInput, match="beam"):
         translator.submit_text("x", SearchOptions(beam=1000), on_done=answers.append)
     assert len(answers) == 2
+
+
+def test_a_codec_that_fails_is_heard_of(
+    opened: dict[str, Opened], make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ids: object) -> str:
+        raise ZeroDivisionError("on purpose")
+
+    broken = Translator(opened["attending"][0], make_engine(opened["attending"]))
+    monkeypatch.setattr(broken.target_codec, "decode", fail)
+    (answer,) = broken.translate(["the cat"], FEW)
+    assert isinstance(answer, ModelFailure)
+    assert "on purpose" in str(answer)
 
 
 def test_cancelling_and_deadlines_reach_the_engine(opened: dict[str, Opened], make_engine: EngineMaker) -> None:
