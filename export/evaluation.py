@@ -111,6 +111,8 @@ def translate(target: Path, test: TestSet, beam: int | None, precision: str | No
     """
     if (target / MANIFEST_NAME).is_file():
         return _with_bundle(target, test, beam, precision, watch)
+    if target.is_dir() and not (target / "config.json").is_file():
+        raise NotFound(f"{target} is neither a bundle (with a {MANIFEST_NAME}) nor a training run (with a config.json)")
     if precision is not None:
         raise ConfigError(f"{target} is no bundle, and only bundles have precisions; leave --precision out")
     return _with_run(target, test, beam, watch)

@@ -37,12 +37,13 @@ class RateColumn(ProgressColumn):
 
 
 def bar(*measures: ProgressColumn, console: Console | None = None) -> Progress:
-    """A bar that goes when the work is done: description, bar, measures (count and rate by default), time left."""
-    columns = measures or (MofNCompleteColumn(), RateColumn())
+    """A bar that goes when the work is done: description, bar, measures (count and rate by default), time left.
+
+    Where there is no terminal it writes nothing.
+    """
     shown = console or Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn(), console=shown, transient=True
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), *(measures or (MofNCompleteColumn(), RateColumn())))
+    return Progress(*columns, TimeRemainingColumn(), console=shown, transient=True, disable=not shown.is_terminal)
 
 
 class Pace:

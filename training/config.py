@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from serving.core.errors import ConfigError, NotFound
+from serving.core.manifest import Label
 from training.models.base import find_architecture
 
 
@@ -133,7 +134,7 @@ class Run(_Section):
 class Config(_Section):
     """The whole configuration. `model` holds `architecture` and that architecture's own keys."""
 
-    name: str = Field(description="Name of the run and of the bundle.")
+    name: Label = Field(description="Name of the run and of the bundle.")
     data: Data
     model: dict[str, Any] = Field(description="The architecture and its own keys, see below.")
     vocabulary: Vocabulary = Vocabulary()
@@ -233,6 +234,10 @@ def load_config(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Conf
             raise ConfigError(f"{path} is not a mapping of sections")
         for assignment in overrides:
             _override(tree, assignment)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a UTF-8 text file: byte {error.start}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply to be a configuration") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     return parse_config(tree)

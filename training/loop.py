@@ -241,4 +241,5 @@ def use_bf16(wanted: str, device: torch.device) -> bool:
         return wanted == "bf16"
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    return bool(torch.cpu._is_avx512_bf16_supported())
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # torch has no public way to ask
+    return bool(supported()) if supported else False

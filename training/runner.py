@@ -127,6 +127,8 @@ def _alone(run: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another training is writing to {run}; wait for it, or use a new folder") from error
+        except OSError:  # a file system without locks
+            pass
         yield
 
 

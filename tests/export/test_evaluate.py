@@ -163,7 +163,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     with pytest.raises(SystemExit) as left:
         console.main()
     assert left.value.code not in (0, None)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     return lines[0]
 
@@ -187,7 +187,8 @@ def test_what_is_wrong_is_one_line(
         ([bundle, "--data", split, "--part", "dev"], "no part 'dev'; it has train, test"),
         ([bundle, "--data", split, "--precision", "int8"], "it holds fp32"),
         ([run, "--data", split, "--precision", "fp32"], "no bundle"),
-        ([tmp_path, "--data", split], "not a training run"),
+        ([tmp_path, "--data", split], "neither a bundle"),
+        ([tmp_path / "missing", "--data", split], "not a training run"),
         ([bundle, "--data", split, "--output", tmp_path], "--output"),
         ([bundle, "--data", split, "--output", tmp_path / "missing" / "x"], "--output"),
     ]

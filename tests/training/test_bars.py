@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from rich.console import Console
 
-from training.bars import Pace, Reporter
+from training.bars import Pace, Reporter, bar
 from training.loop import Tick
 
 
@@ -29,6 +29,15 @@ def test_a_step_longer_than_the_window_still_has_a_rate() -> None:
     for n in range(3):
         pace.add(100.0 * n, n, 50 * n)
     assert (pace.rate(), pace.left(1)) == (0.5, timedelta(seconds=100))
+
+
+def test_a_bar_writes_nothing_where_there_is_no_terminal() -> None:
+    for terminal in (False, True):
+        written = io.StringIO()
+        with bar(console=Console(file=written, force_terminal=terminal, width=100)) as progress:
+            progress.update(progress.add_task("cleaning", total=10), completed=5)
+        assert ("cleaning" in written.getvalue()) == terminal
+        assert bool(written.getvalue()) == terminal
 
 
 class Clock:

@@ -125,3 +125,20 @@ def test_a_module_where_the_command_is_run_is_found(
         tree["model"] = {"architecture": name}
         with pytest.raises(ConfigError, match=message):
             parse_config(tree)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff\xfename: x", "UTF-8"), (b"[" * 20_000, "too deeply"), (b"- " * 20_000, "too deeply")],
+)
+def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)
+
+
+@pytest.mark.parametrize("name", ['name="a\\nb"', 'name=""', 'name="\\ud800"'])
+def test_a_name_that_no_bundle_could_have_is_refused_before_the_training(file: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="name: "):
+        load_config(file, [name])

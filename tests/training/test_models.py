@@ -132,3 +132,17 @@ def test_sinusoids_follow_the_paper() -> None:
     table = sinusoids(10, 8)
     assert table[7, 4].item() == pytest.approx(torch.sin(torch.tensor(7 / 10000 ** (4 / 8))).item(), abs=1e-6)
     assert table[7, 5].item() == pytest.approx(torch.cos(torch.tensor(7 / 10000 ** (4 / 8))).item(), abs=1e-6)
+
+
+@torch.inference_mode()
+def test_tensors_are_made_on_the_device_of_the_inputs(model: Model) -> None:
+    source, lengths = random_ids(3, 6, 6)
+    target = torch.randint(4, 50, (3, 4))
+    state = model.initial(model.encode(source, lengths)) | model.empty_caches(3, 4)
+    fed = target[:, 0], torch.zeros(3, dtype=torch.int32), state
+    expected = model(source, lengths, target), model.align(source, lengths, target), model.step(*fed)[0]
+    with torch.device("meta"):  # where a tensor lands that is made without naming a device: it has no values
+        found = model(source, lengths, target), model.align(source, lengths, target), model.step(*fed)[0]
+        assert all(cache.device.type == "cpu" for cache in model.empty_caches(3, 4).values())
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)

@@ -218,6 +218,17 @@ def test_a_corpus_may_be_one_file(tree: dict[str, Any], tmp_path: Path) -> None:
         train(tree, tmp_path / "neither")
 
 
+def test_bfloat16_is_for_the_arithmetic_and_not_for_the_weights(tree: dict[str, Any], tmp_path: Path) -> None:
+    tree["schedule"]["steps"] = 2
+    for precision in ("fp32", "bf16"):
+        tree["run"]["precision"] = precision
+        train(tree, tmp_path / precision)
+    weights = {p: load_tensors(tmp_path / p / "state.pt")["model"]["projection.weight"] for p in ("fp32", "bf16")}
+    assert weights["bf16"].dtype == torch.float32
+    assert not torch.equal(weights["fp32"], weights["bf16"])
+    torch.testing.assert_close(weights["fp32"], weights["bf16"], atol=0.05, rtol=0)
+
+
 def test_cuda_that_is_not_there_is_said(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     tree["run"]["device"] = "cuda"
