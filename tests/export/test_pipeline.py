@@ -122,6 +122,15 @@ def test_inspect_needs_neither_torch_nor_onnx(bundle: Bundle) -> None:
     assert "step.fp32.onnx" in done.stdout
 
 
+@pytest.mark.parametrize("package", ["torch", "onnxruntime"])
+def test_a_missing_package_is_one_line_with_the_remedy(package: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from fuseq.cli import main; main()"
+    command = [sys.executable, "-c", code, "export", "nowhere", "-o", str(tmp_path / "bag")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"fuseq: export needs {package}, which is not installed: pip install 'fuseq[cpu,train]'\n"
+
+
 def test_the_same_checkpoint_gives_the_same_bundle(run: Path, bundle: Bundle, tmp_path: Path) -> None:
     """In a process of its own, where sets and dictionaries of strings are ordered otherwise."""
     arguments = [
