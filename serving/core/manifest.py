@@ -10,9 +10,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from serving.core.errors import BundleDamaged, BundleError, BundleTooNew, NotFound
 from serving.core.state_spec import Role, StateSpec, StateTensor
@@ -26,6 +26,16 @@ NEWEST_IR = 13
 Precision = Literal["fp32", "int8"]
 
 
+def _one_line(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("must be one line of printable characters")
+    return value
+
+
+Label = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]  # goes into metrics, logs and messages
+Id = Annotated[int, Field(ge=0)]
+
+
 class _Part(BaseModel):
     """Fields a newer writer added are ignored; a change that old readers must not survive raises the schema."""
 
@@ -36,7 +46,7 @@ class FileEntry(_Part):
     """One file of the bundle."""
 
     sha256: str
-    bytes: int
+    bytes: int = Field(ge=0)
 
 
 class StateEntry(_Part):
@@ -53,33 +63,33 @@ class CodecEntry(_Part):
 
     kind: str
     file: str
-    size: int  # ids are 0 .. size - 1
+    size: int = Field(ge=1)  # ids are 0 .. size - 1
     normalisation: str = ""
 
 
 class Special(_Part):
     """Ids of the control symbols."""
 
-    pad: int
-    bos: int
-    eos: int
-    unk: int
+    pad: Id
+    bos: Id
+    eos: Id
+    unk: Id
 
 
 class Limits(_Part):
     """Longest source in tokens (end symbol included) and number of decoder positions."""
 
-    source: int
-    target: int
+    source: int = Field(ge=1)
+    target: int = Field(ge=1)
 
 
 class SearchDefaults(_Part):
     """What a request that says nothing gets."""
 
-    beam: int = 1
-    length_penalty: float = 0.6
-    max_length_ratio: float = 2.0
-    max_length_margin: int = 12
+    beam: int = Field(default=1, ge=1)
+    length_penalty: float = Field(default=0.6, ge=0, le=10)
+    max_length_ratio: float = Field(default=2.0, ge=0, le=100)
+    max_length_margin: int = Field(default=12, ge=0)
 
 
 class Tools(_Part):
@@ -114,8 +124,8 @@ class Manifest(_Part):
     """The whole manifest."""
 
     schema_version: int = SCHEMA_VERSION
-    name: str
-    version: str
+    name: Label
+    version: Label
     task: Literal["translate"] = "translate"
     source_language: str = ""
     target_language: str = ""
@@ -191,7 +201,9 @@ def _check_versions(root: Path, raw: dict[str, Any]) -> None:
         raise BundleDamaged(f"bundle {root}: {MANIFEST_NAME} has no schema version")
     if schema > SCHEMA_VERSION:
         raise BundleTooNew(f"bundle {root}: schema {schema} is newer than this fuseq's {SCHEMA_VERSION}; upgrade fuseq")
-    tools = raw.get("tools") or {}
+    tools = raw.get("tools")
+    if not isinstance(tools, dict):
+        return  # not valid, which is said later, with its place
     for label, newest in (("opset", NEWEST_OPSET), ("ir", NEWEST_IR)):
         have = tools.get(label, 0)
         if isinstance(have, int) and have > newest:
@@ -207,6 +219,7 @@ def open_bundle(path: Path | str) -> Bundle:
         NotFound: there is no bundle at `path`.
         BundleTooNew: it was written by a newer schema, opset or IR version.
         BundleDamaged: the manifest or a file is missing, truncated or altered.
+        BundleError: the manifest contradicts itself.
     """
     root = Path(path)
     manifest_file = root / MANIFEST_NAME
@@ -214,7 +227,11 @@ def open_bundle(path: Path | str) -> Bundle:
         raise NotFound(f"{root} is not a bundle: it has no {MANIFEST_NAME}")
     try:
         raw = json.loads(manifest_file.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BundleDamaged(f"bundle {root}: {MANIFEST_NAME} cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise BundleDamaged(f"bundle {root}: {MANIFEST_NAME} is nested too deeply to be a manifest") from None
+    except ValueError as error:
         raise BundleDamaged(f"bundle {root}: {MANIFEST_NAME} is truncated or altered ({error})") from error
     if not isinstance(raw, dict):
         raise BundleDamaged(f"bundle {root}: {MANIFEST_NAME} is not an object")
@@ -225,8 +242,15 @@ def open_bundle(path: Path | str) -> Bundle:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BundleDamaged(f"bundle {root}: {MANIFEST_NAME}: {where}: {first['msg']}") from error
+    manifest.state_spec()
+    size = min(manifest.source_codec.size, manifest.target_codec.size)
+    if outside := {name: one for name, one in manifest.special.model_dump().items() if one >= size}:
+        raise BundleDamaged(f"bundle {root}: control symbols {outside} are outside the vocabulary of {size}")
     for name, entry in manifest.files.items():
-        _check_file(root, name, entry)
+        try:
+            _check_file(root, name, entry)
+        except OSError as error:
+            raise BundleDamaged(f"bundle {root}: {name[:100]!r} cannot be read: {error.strerror}") from error
     named = {manifest.source_codec.file, manifest.target_codec.file}
     for graphs in manifest.precisions.values():
         named.update(graphs.graphs.values())

@@ -16,6 +16,7 @@ import numpy as np
 from serving.core.errors import BundleError
 
 ROW, SOURCE, TIME = "row", "source", "time"
+DTYPES = ("float32", "float16", "int32", "int64", "bool")  # what a state tensor may hold
 
 
 class Role(enum.StrEnum):
@@ -41,6 +42,10 @@ class StateTensor:
         unknown = [axis for axis in self.axes[1:] if isinstance(axis, str) and axis not in (SOURCE, TIME)]
         if unknown:
             raise BundleError(f"state {self.name!r}: unknown axes {unknown}; use {SOURCE!r}, {TIME!r} or a size")
+        if any(not isinstance(axis, str) and axis < 1 for axis in self.axes):
+            raise BundleError(f"state {self.name!r}: sizes of axes must be at least 1, got {self.axes}")
+        if self.dtype not in DTYPES:
+            raise BundleError(f"state {self.name!r}: unknown type {self.dtype!r}; use one of {', '.join(DTYPES)}")
         if (TIME in self.axes) != (self.role is Role.CACHE):
             raise BundleError(f"state {self.name!r}: a {TIME!r} axis and the role {Role.CACHE!r} go together")
 
@@ -63,6 +68,11 @@ class StateSpec:
     """The whole state of a decoder, in graph order."""
 
     tensors: tuple[StateTensor, ...]
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise BundleError(f"state tensors must have different names; twice: {twice}")
 
     def __iter__(self) -> Iterator[StateTensor]:
         return iter(self.tensors)

@@ -80,7 +80,7 @@ def test_no_bundle_at_all(tmp_path: Path) -> None:
             open_bundle(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "\x00\xff", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "\x00\xff", "null", "[" * 100_000, '{"a":' * 100_000])
 def test_a_manifest_that_is_no_object(bundle: Path, text: str) -> None:
     (bundle / MANIFEST_NAME).write_bytes(text.encode("latin-1"))
     with pytest.raises(BundleDamaged, match=MANIFEST_NAME):
@@ -120,6 +120,22 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
         (lambda manifest: manifest["files"].update({"/etc/passwd": {"sha256": "", "bytes": 0}}), "leaves the folder"),
         (lambda manifest: manifest["state"][0].update(axes=["source"]), "first axis must be 'row'"),
         (lambda manifest: manifest["state"][0].update(role="spare"), "state.0.role"),
+        (lambda manifest: manifest["state"][0].update(dtype="foo"), "unknown type 'foo'"),
+        (lambda manifest: manifest["state"][0].update(axes=["row", -2, "time", 8]), "at least 1"),
+        (lambda manifest: manifest["state"].append(manifest["state"][0]), "different names"),
+        (lambda manifest: manifest.update(tools=[1]), "tools: "),
+        (lambda manifest: manifest.update(tools="new"), "tools: "),
+        (lambda manifest: manifest["limits"].update(source=0), "limits.source"),
+        (lambda manifest: manifest["limits"].update(target=-1), "limits.target"),
+        (lambda manifest: manifest["special"].update(bos=-1), "special.bos"),
+        (lambda manifest: manifest["special"].update(unk=99_999), "outside the vocabulary"),
+        (lambda manifest: manifest.update(search={"beam": 0}), "search.beam"),
+        (lambda manifest: manifest.update(search={"length_penalty": float("nan")}), "search.length_penalty"),
+        (lambda manifest: manifest.update(search={"max_length_ratio": float("inf")}), "search.max_length_ratio"),
+        (lambda manifest: manifest.update(name=""), "name: "),
+        (lambda manifest: manifest.update(name="a\nb"), "name: .*one line"),
+        (lambda manifest: manifest.update(name="\ud800"), "name: "),
+        (lambda manifest: manifest["files"].update({"a" * 5000: {"sha256": "", "bytes": 0}}), "cannot be read"),
     ],
 )
 def test_a_manifest_that_contradicts_itself(
