@@ -6,12 +6,16 @@ no graphs, no threads and no clock.
 Admission is first come, first served with two exceptions, both bounded: sources as long as an admitted one come
 along, since the encoder takes equal lengths in one call, and a group that needs more rows than are free lets others
 pass. Once a group has been passed by `bypass` younger ones, nobody passes it any more.
+
+Groups that want alignments stay in the queue while as many as there are rows wait for theirs: what comes faster than
+alignments are drawn is refused by a full queue, not gathered behind it. Others pass them, since no row would help.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -65,7 +69,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to run."""
-        return not self.waiting and not self.running
+        return not self.running and next(self._admissible(), None) is None
 
     def add(self, group: Group) -> None:
         """Queue a group."""
@@ -131,12 +135,18 @@ class Scheduler:
                 answers.append((group, error))
         return answers, leave
 
+    def _admissible(self) -> Iterator[Group]:
+        """The waiting groups that may be given rows, oldest first."""
+        if len(self.finishing) < self.rows:
+            return iter(self.waiting)
+        return (group for group in self.waiting if not group.job.align)
+
     def _admit(self) -> list[Group]:
         """Take the groups that start now out of the queue."""
         free, tokens = self.rows - self.reserved, self.encode_tokens
         if not self.waiting or free < 1:
             return []
-        window = list(islice(self.waiting, WINDOW))
+        window = list(islice(self._admissible(), WINDOW))
         overdue = next((i for i, group in enumerate(window) if group.passed_by >= self.bypass), len(window))
         del window[overdue + 1 :]
         admitted: dict[Group, None] = {}

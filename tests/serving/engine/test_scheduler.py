@@ -13,8 +13,8 @@ from serving.engine.jobs import Group, Job
 from serving.engine.scheduler import WINDOW, Executed, Plan, Scheduler
 
 
-def group(length: int = 3, beam: int = 1, deadline: float | None = None) -> Group:
-    job = Job((5,) * length, SearchOptions(beam=beam), lambda outcome: None, deadline=deadline)
+def group(length: int = 3, beam: int = 1, deadline: float | None = None, align: bool = False) -> Group:
+    job = Job((5,) * length, SearchOptions(beam=beam), lambda outcome: None, align=align, deadline=deadline)
     return Group(job, start_search(SearchTask(job.source, job.options, SpecialIds(), 64)), queued_at=0.0)
 
 
@@ -225,3 +225,23 @@ def test_every_group_is_run_or_given_up_once_and_rows_are_never_overdrawn(
     assert len(set(map(id, started))) == len(started)
     assert s.reserved == 0
     assert max((one.passed_by for one in left), default=0) <= bypass + rows
+
+
+def test_what_comes_faster_than_alignments_are_drawn_stays_in_the_queue() -> None:
+    s = scheduler(rows=2)
+    wanting = [group(align=True) for _ in range(5)]
+    for one in wanting:
+        s.add(one)
+    assert admitted(s.schedule(1.0)) == wanting[:2]
+    s.update(Executed(finished=wanting[:2]))  # decoded, and waiting for their alignments
+    assert s.idle  # with nothing else to do the engine sleeps
+    assert not admitted(s.schedule(2.0))
+    other = group()
+    s.add(other)
+    assert not s.idle
+    assert admitted(s.schedule(3.0)) == [other]  # who needs none is not held up, nor counted as passing
+    assert [one.passed_by for one in wanting[2:]] == [0, 0, 0]
+    finish(s, other)
+    s.answered(wanting[0])
+    assert not s.idle
+    assert admitted(s.schedule(4.0)) == wanting[2:4]
