@@ -33,6 +33,7 @@ class LocalTranslator:
         self._registry = Registry(self._settings, Metrics())
         self._registry.open([bundle])
         self._model = self._registry.get()
+        self._max_beam = min(self._settings.max_beam, self._model.engine.capacity)
 
     def submit(self, text: str, *, prefix: str = "", **options: Any) -> Future[Translation]:
         """Start translating one text; the future holds its translation or its error. See `fuseq.Client.submit`.
@@ -43,7 +44,7 @@ class LocalTranslator:
         request = make_request([(text, prefix)], options)  # type: ignore[arg-type]
         self._registry.get(request.model)
         translator = self._model.translator
-        wanted = search_options(request.options, translator.default_options, self._settings.max_beam)
+        wanted = search_options(request.options, translator.default_options, self._max_beam)
         prepared = translator.prepare(text, wanted, prefix, request.options.truncate)
         future: Future[Translation] = Future()
         future.set_running_or_notify_cancel()

@@ -34,7 +34,7 @@ def _within(name: str, value: float, most: float) -> float:
 
 
 def search_options(options: pb.Options, defaults: SearchOptions, max_beam: int) -> SearchOptions:
-    """What is asked for, with the model's defaults for what is left out.
+    """What is asked for, with the model's defaults for what is left out; a default beam over `max_beam` is cut to it.
 
     Raises:
         InvalidInput: an option is out of range.
@@ -44,7 +44,7 @@ def search_options(options: pb.Options, defaults: SearchOptions, max_beam: int) 
         return getattr(options, name) if options.HasField(name) else default
 
     nbest = given("nbest", 1)
-    beam = given("beam", max(defaults.beam, min(nbest, max_beam)))
+    beam = given("beam", min(max(defaults.beam, nbest), max_beam))
     if not 1 <= beam <= max_beam:
         raise InvalidInput(f"beam {beam}: must be 1 to {max_beam}")
     if not 1 <= nbest <= beam:

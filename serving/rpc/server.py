@@ -73,9 +73,11 @@ class Server:
         self.metrics_port = self._metrics_server.port
         await self._grpc.start()
 
-    async def load(self, bundles: Sequence[Path]) -> None:
-        """Open the bundles, warm them up, and only then let calls in."""
+    async def load(self, bundles: Sequence[Path], stop: asyncio.Event | None = None) -> None:
+        """Open the bundles, warm them up, and only then let calls in; never once `stop` is set."""
         await asyncio.get_running_loop().run_in_executor(None, self.registry.open, bundles)
+        if stop is not None and stop.is_set():
+            return
         self._gate.open()
         for name in ("", SERVICE):
             await self._health.set(name, SERVING)
@@ -116,7 +118,10 @@ async def _serve(settings: Settings, bundles: Sequence[Path]) -> None:
     grace = 0.0
     try:
         await server.start()
-        await server.load(bundles)
+        await server.load(bundles, stop)
+        if stop.is_set():
+            log.info("told to stop before it was ready")
+            return
         grace = settings.grace
         host = split_address(settings.listen)[0]
         metrics_host = split_address(settings.metrics)[0]

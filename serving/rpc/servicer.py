@@ -22,7 +22,7 @@ from serving.registry import Model, Registry
 from serving.rpc.interceptors import Context, Undecodable, given_up
 from serving.rpc.messages import failed, salvage, search_options, translated
 
-# Texts of more characters in all are turned into ids by a thread, so that other calls and health checks go on.
+# Texts and prefixes of more characters in all are turned into ids by a thread: other calls and health checks go on.
 LONG_REQUEST = 20_000
 
 
@@ -92,7 +92,7 @@ class TranslatorServicer(stubs.TranslatorServicer):
         self._registry = registry
         self._metrics = metrics
         self._max_inputs = min(settings.max_inputs, settings.queue)
-        self._max_beam = min(settings.max_beam, settings.rows)
+        self._max_beam = settings.max_beam
         self._mailbox: Mailbox | None = None
 
     async def Translate(self, request: pb.TranslateRequest | Undecodable, context: Context) -> pb.TranslateResponse:
@@ -131,13 +131,13 @@ class TranslatorServicer(stubs.TranslatorServicer):
             InvalidInput, NotFound: the request as a whole is bad.
         """
         model = self._registry.get(request.model)
-        options = search_options(request.options, model.translator.default_options, self._max_beam)
+        options = search_options(request.options, model.translator.default_options, self._widest(model))
         if len(request.inputs) > self._max_inputs:
             raise InvalidInput(f"{len(request.inputs)} inputs; a request may hold {self._max_inputs}: send several")
         left = context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
         prepare = partial(_prepare_all, model, request.inputs, options, request.options.truncate, bad)
-        if sum(len(item.text) for item in request.inputs) > LONG_REQUEST:
+        if sum(len(item.text) + len(item.prefix) for item in request.inputs) > LONG_REQUEST:
             inputs = await asyncio.get_running_loop().run_in_executor(None, prepare)
         else:
             inputs = prepare()
@@ -211,10 +211,14 @@ class TranslatorServicer(stubs.TranslatorServicer):
         if isinstance(request, Undecodable):
             raise InvalidInput("the request is not a valid message")
         return pb.ListModelsResponse(
-            models=[_describe(model) for model in self._registry],
+            models=[_describe(model, self._widest(model)) for model in self._registry],
             max_inputs=self._max_inputs,
-            max_beam=self._max_beam,
+            max_beam=min(map(self._widest, self._registry), default=self._max_beam),
         )
+
+    def _widest(self, model: Model) -> int:
+        """Largest beam that the model can serve here: memory may hold fewer rows than were asked for."""
+        return min(self._max_beam, model.engine.capacity)
 
 
 def _prepare_all(
@@ -234,7 +238,7 @@ def _prepare_all(
     return prepared
 
 
-def _describe(model: Model) -> pb.Model:
+def _describe(model: Model, max_beam: int) -> pb.Model:
     manifest, options = model.manifest, model.translator.default_options
     return pb.Model(
         name=manifest.name,
@@ -248,7 +252,7 @@ def _describe(model: Model) -> pb.Model:
         max_target_tokens=manifest.limits.target,
         alignments=model.engine.stages.align is not None,
         defaults=pb.Options(
-            beam=options.beam,
+            beam=min(options.beam, max_beam),
             nbest=options.nbest,
             length_penalty=options.length_penalty,
             max_length_ratio=options.max_length_ratio,
