@@ -13,7 +13,8 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from socketserver import StreamRequestHandler
+from typing import Literal, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from serving.core.errors import Cancelled, ConfigError, FuseqError, Overloaded, Unavailable
 
+SILENCE_SECONDS = 10.0  # that a connection for metrics may wait for its request
 OUTCOMES = ("ok", "error", "cancelled", "rejected")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STEP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -180,7 +182,9 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One consistent copy of everything."""
-        loads = {model: load() for model, load in self._loads.items()}  # before the lock: engines have their own
+        with self._lock:
+            ask = dict(self._loads)  # models may be added meanwhile
+        loads = {model: load() for model, load in ask.items()}  # without the lock: engines have their own
         with self._lock:
             for model, now in loads.items():
                 self._values["fuseq_queue_depth"][(model,)] = now.queued
@@ -208,9 +212,12 @@ class MetricsServer:
         ProcessCollector(registry=registry)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, OverflowError, UnicodeError) as error:  # the last two: a port over 65535, a host that is none
+            reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"cannot serve metrics on {host}:{port}: {reason}; choose another --metrics") from None
+        # A connection that says nothing must not keep its thread for ever.
+        handler = cast(type[StreamRequestHandler], self._server.RequestHandlerClass)
+        self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": SILENCE_SECONDS})
         self.port = int(self._server.server_port)
 
     def close(self) -> None:

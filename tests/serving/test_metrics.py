@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import socket
 import threading
 import urllib.request
 from pathlib import Path
@@ -172,3 +173,33 @@ def test_over_http_and_a_port_in_use() -> None:
             MetricsServer(metrics, "127.0.0.1", server.port)
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("a" * 300, 1), ("nohost.invalid", 1)])
+def test_an_address_that_is_none_is_one_line(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match="choose another --metrics"):
+        MetricsServer(Metrics(), host, port)
+
+
+def test_a_silent_connection_loses_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.metrics.SILENCE_SECONDS", 0.1)
+    server = MetricsServer(Metrics(), "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+            assert silent.recv(1) == b""  # the server hung up
+    finally:
+        server.close()
+
+
+def test_a_model_may_be_added_while_a_scrape_goes_on() -> None:
+    metrics = Metrics()
+    labels = iter([(f"m{number}", "1", "int8", "cpu") for number in range(9)])
+
+    def load() -> Load:
+        if (more := next(labels, None)) is not None:
+            metrics.add_model(more, load)
+        return Load(0, 0)
+
+    metrics.add_model(("first", "1", "int8", "cpu"), load)
+    assert list(metrics.collect())
+    assert len(list(metrics.collect())) == len(METRICS)
