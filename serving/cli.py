@@ -172,6 +172,8 @@ def translate(
 
     if bundle is not None and server is not None:
         raise click.UsageError("--bundle and --server exclude each other")
+    if not texts and sys.stdin is None:
+        raise click.UsageError("standard input is closed; give the texts as arguments, or a file: < FILE")
     asked = {name: value for name, value in options.items() if value is not None}
     asked |= {name: True for name, value in (("alignments", alignments), ("truncate", asked.pop("truncate"))) if value}
     failures = 0

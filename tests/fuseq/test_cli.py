@@ -210,3 +210,11 @@ def test_demo_shows_sentences_alignment_and_metrics(attending: Path) -> None:
     port = int(out.split("127.0.0.1:")[1].split(" ")[0])
     with Client(f"127.0.0.1:{port}", attempts=1, timeout=2) as client, pytest.raises(Unavailable):
         client.translate("is it gone?")
+
+
+def test_a_closed_standard_input_is_one_line() -> None:
+    command = [sys.executable, "-m", "fuseq", "translate"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fuseq: standard input is closed")
+    assert done.stderr.count("\n") == 1
