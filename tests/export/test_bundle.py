@@ -87,8 +87,7 @@ def test_killed_at_any_moment_it_leaves_an_old_or_a_new_one(tmp_path: Path) -> N
     write(output, "0")
     code = (
         "import sys, itertools\nfrom pathlib import Path\nfrom tests.export.test_bundle import write\n"
-        "print('on', flush=True)\n"
-        "for n in itertools.count(1): write(Path(sys.argv[1]), str(n))"
+        "for n in itertools.count(1): write(Path(sys.argv[1]), str(n)); print(n, flush=True)"
     )
     seen = set()
     for _ in range(8):
