@@ -58,7 +58,7 @@ def export(
         from export.subject import load_subject
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            f"export needs {error.name}, which is not installed: pip install 'fuseq[cpu,train]'"
+            f"export needs {(error.name or '').split('.')[0]}, which is not installed: pip install 'fuseq[cpu,train]'"
         ) from None
     subject = load_subject(checkpoint, dev or None, name)
     options = Options(

@@ -107,7 +107,10 @@ def _check_options(subject: Subject, options: Options) -> None:
     if not options.precisions:
         raise ExportError("no precision to export; name fp32, int8 or both")
     if INT8 in options.precisions and options.gate and subject.dev is None:
-        raise ExportError("int8 needs a development set to prove its quality; give --dev SOURCE TARGET, or --no-gate")
+        raise ExportError(
+            "int8 needs a development set to prove its quality, and the training's cannot be read from here;"
+            " give --dev SOURCE TARGET, or --no-gate"
+        )
 
 
 def _fp32(

@@ -66,6 +66,9 @@ def main() -> None:
         code = cli.main(prog_name="fuseq", standalone_mode=False)
     except click.exceptions.Abort:
         fail("interrupted", 130)
+    except click.exceptions.NoArgsIsHelpError as error:  # `fuseq` alone
+        click.echo(error.format_message(), err=True)
+        sys.exit(error.exit_code)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "fuseq"
         fail(f"{error.format_message()} (see `{command} --help`)", error.exit_code)
@@ -81,6 +84,10 @@ def main() -> None:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written
+        if error.errno is None:
+            raise
+        fail(": ".join(str(part) for part in (error.filename, error.strerror) if part), 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

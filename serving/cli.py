@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from serving.config import env_name, make_settings, settings_options
-from serving.core.errors import FuseqError, InvalidInput
+from serving.core.errors import DeadlineExceeded, FuseqError, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -66,7 +67,12 @@ def _lines(texts: tuple[str, ...]) -> Iterator[Line]:
     """The arguments, or standard input line by line."""
     if texts:
         for number, text in enumerate(texts, 1):
-            yield Line(number, text, 0)
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError:  # bytes that the shell passed and that are no text
+                yield Line(number, os.fsencode(text).decode("utf-8", "replace"), 0, InvalidInput("not valid UTF-8"))
+            else:
+                yield Line(number, text, 0)
         return
     # A reader of our own: the interpreter would wait for a thread that holds sys.stdin when it leaves.
     with open(sys.stdin.fileno(), "rb", closefd=False) as source:
@@ -172,6 +178,8 @@ def translate(
 
     if bundle is not None and server is not None:
         raise click.UsageError("--bundle and --server exclude each other")
+    if server is not None and not re.search(r":\d+$", server):
+        raise click.UsageError(f"--server {server}: must be HOST:PORT, as localhost:50051")
     if not texts and sys.stdin is None:
         raise click.UsageError("standard input is closed; give the texts as arguments, or a file: < FILE")
     asked = {name: value for name, value in options.items() if value is not None}
@@ -179,7 +187,12 @@ def translate(
     failures = 0
     with ExitStack() as stack:
         translate_one = _submit_to(stack, bundle, server, timeout)
-        translate_one("", **asked).result()  # what is wrong with every input is said once
+        try:
+            translate_one("", **asked).result()  # what is wrong with every input is said once
+        except (Unavailable, DeadlineExceeded) as error:
+            if server is None:
+                raise
+            raise Unavailable(f"no answer from {server}; does `fuseq serve` run there? ({error})") from None
 
         def submit(line: Line) -> Future[Translation]:
             if line.error is not None:

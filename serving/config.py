@@ -118,7 +118,8 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        raise ConfigError(f"{flag_name(name)} {first['input']}: {first['msg']}") from None
+        wrong = "must be HOST:PORT, as 127.0.0.1:50051" if "pattern" in first["type"] else first["msg"]
+        raise ConfigError(f"{flag_name(name)} {first['input']}: {wrong}") from None
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -71,6 +71,7 @@ def test_a_bad_value_is_one_line_that_names_the_setting(name: str, value: Any) -
     with pytest.raises(ConfigError, match=rf"^{flag_name(name)} ") as caught:
         make_settings({name: value})
     assert "\n" not in str(caught.value)
+    assert "pattern" not in str(caught.value)  # an address is described, not its regular expression
 
 
 def test_addresses() -> None:

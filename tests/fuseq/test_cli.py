@@ -177,7 +177,7 @@ def test_every_command_is_there_and_documented(name: str) -> None:
     ("arguments", "missing", "extra"),
     [
         (["train", "some.yaml"], "torch", "train"),
-        (["export", "some.pt", "-o", "bundle"], "onnxscript", "train"),
+        (["export", "some.pt", "-o", "bundle"], "onnxscript", "cpu,train"),
         (["translate", "x"], "onnxruntime", "cpu"),
         (["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], "onnxruntime", "cpu"),
     ],
@@ -218,3 +218,41 @@ def test_a_closed_standard_input_is_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("fuseq: standard input is closed")
     assert done.stderr.count("\n") == 1
+
+
+def test_fuseq_alone_shows_its_help() -> None:
+    _, err = fuseq(status=2)
+    assert err.rstrip("\n") == fuseq("--help")[0].rstrip("\n")
+
+
+def test_a_full_disk_is_one_line(attending: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fuseq", "translate", "--bundle", str(attending), "rain"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "fuseq: No space left on device\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_argument_that_is_no_text_fails_alone(attending: Path, as_json: bool) -> None:
+    command = [sys.executable, "-m", "fuseq", "translate", "--bundle", str(attending), *FAST]
+    arguments: list[str | bytes] = [*command, *(["--json"] if as_json else []), b"\xff", "rain"]
+    done = subprocess.run(arguments, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == b"fuseq: line 1: not valid UTF-8\n"
+    lines = done.stdout.decode().split("\n")
+    assert len(lines) == 3
+    assert (json.loads(lines[0])["error"] if as_json else lines[0]) == ("not valid UTF-8" if as_json else "")
+
+
+def test_a_server_that_is_not_there_is_named_with_the_remedy() -> None:
+    _, err = fuseq("translate", "--server", "localhost", "rain", status=2)
+    assert err.startswith("fuseq: --server localhost: must be HOST:PORT")
+    _, err = fuseq("translate", "--server", "127.0.0.1:1", "rain", status=1)
+    assert err.startswith("fuseq: no answer from 127.0.0.1:1; does `fuseq serve` run there?")
+    assert err.count("\n") == 1
