@@ -11,13 +11,14 @@ from typing import Any
 
 from export.errors import GateError
 from export.subject import DevelopmentSet
-from serving.core.errors import FuseqError, MissingDependency
+from serving.core.errors import FuseqError
 from serving.core.manifest import Bundle
 from serving.core.types import SearchOptions
 from serving.engine.engine import Engine
 from serving.engine.sessions import open_stages
 from serving.engine.settings import EngineSettings
 from serving.engine.translator import Translator
+from training.metrics import score
 
 CHUNK = 64  # sentences between two notes of progress
 BEAM = 4
@@ -41,10 +42,6 @@ def measure_quality(
         MissingDependency: sacreBLEU is not installed.
         GateError: a sentence could not be translated.
     """
-    try:
-        from training.metrics import score
-    except ImportError as error:
-        raise MissingDependency("scores need sacreBLEU; run: pip install 'fuseq[train]'") from error
     texts = translate_set(bundle, precision, dev.sources, SearchOptions(beam=BEAM), progress)
     scores = score(texts, [[reference] for reference in dev.references])
     details: dict[str, float | str] = {

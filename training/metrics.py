@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import sacrebleu
-
-from serving.core.errors import FuseqError, InvalidInput
+from serving.core.errors import FuseqError, InvalidInput, MissingDependency
 
 MOST_EMPTY, MOST_COPIED, MOST_ALIKE = 0.2, 0.3, 0.3
 
@@ -41,7 +39,12 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sco
 
     Raises:
         InvalidInput: there are no sentences, or one has no reference.
+        MissingDependency: sacreBLEU is not installed.
     """
+    try:
+        import sacrebleu  # here, so that a serving installation can show the help of what would need it
+    except ImportError as error:
+        raise MissingDependency("scores need sacreBLEU; run: pip install 'fuseq[train]'") from error
     if not hypotheses or len(hypotheses) != len(references) or not all(references):
         raise InvalidInput(f"{len(hypotheses)} outputs and {len(references)} lists of references cannot be scored")
     most = max(len(one) for one in references)

@@ -205,6 +205,8 @@ def _train(
     torch.manual_seed(config.run.seed)
     pairs, dev_pairs = read_pairs(config.data.train), read_pairs(config.data.dev)[: config.evaluation.sentences]
     corpus_hash = _corpus_hash(pairs)
+    if not (run / "vocabulary.model").is_file():
+        on_note(f"fitting {config.vocabulary.size:,} pieces to {len(pairs):,} pairs, which cannot be interrupted")
     codec = _prepare(run, config, pairs, corpus_hash, resume)
     ids, dropped = encode_pairs(pairs, codec, config)
     if not ids:
