@@ -12,8 +12,7 @@ def keep_freed_memory() -> None:
     """Let the C allocator keep what is freed instead of giving it back to the kernel.
 
     A step allocates and frees hundreds of megabytes of activations. By default glibc maps each large block anew, and
-    the page faults cost as much as the arithmetic: on two cores this call took a Transformer from 1,900 to 4,000
-    tokens a second. Elsewhere than on glibc it does nothing.
+    the page faults can cost as much as the arithmetic. Elsewhere than on glibc it does nothing.
     """
     if sys.platform != "linux":
         return
