@@ -48,12 +48,6 @@ def single_consumer(value: ir.Value, op_type: str) -> ir.Node | None:
     return nodes[0]
 
 
-def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The other operand of a two-operand node."""
-    first, second = node.inputs
-    return second if first is value else first
-
-
 def add_constant(graph: ir.Graph, array: NDArray[np.generic], name: str | None = None) -> ir.Value:
     """An initializer of the main graph with this content; names depend on the content, so equal ones are one."""
     array = np.array(array, order="C")

@@ -11,8 +11,8 @@ from typing import Any, Self
 from fuseq.client import make_request
 from fuseq.translation import Translation, outcome_of
 from serving.config import Settings
-from serving.core.errors import FuseqError
-from serving.engine.jobs import Job, Outcome
+from serving.core.errors import FuseqError, ModelFailure
+from serving.engine.translator import Translation as Decoded
 from serving.metrics import Metrics
 from serving.registry import Registry
 from serving.rpc.messages import search_options, translated
@@ -45,30 +45,29 @@ class LocalTranslator:
         self._registry.get(request.model)
         translator = self._model.translator
         wanted = search_options(request.options, translator.default_options, self._max_beam)
-        prepared = translator.prepare(text, wanted, prefix, request.options.truncate)
         future: Future[Translation] = Future()
         future.set_running_or_notify_cancel()
 
-        def finish(outcome: Outcome) -> None:
+        def finish(answer: Decoded | FuseqError) -> None:
             try:
-                answer = translator.finish(prepared, outcome)
+                final: Translation | FuseqError
                 final = answer if isinstance(answer, FuseqError) else outcome_of(translated(answer, wanted))
             except Exception as error:
-                future.set_exception(error)
-                return
+                final = ModelFailure(f"the answer cannot be read: {error}")
             if isinstance(final, FuseqError):
                 future.set_exception(final)
             else:
                 future.set_result(final)
 
-        if not prepared.source:
-            answer = outcome_of(translated(translator.empty(prepared), wanted))
-            assert isinstance(answer, Translation)
-            future.set_result(answer)
-            return future
-        deadline = time.monotonic() + self._timeout
-        align = request.options.alignments
-        self._model.engine.submit(Job(prepared.source, wanted, finish, prepared.prefix, align, deadline))
+        translator.submit_text(
+            text,
+            wanted,
+            on_done=finish,
+            prefix_text=prefix,
+            truncate=request.options.truncate,
+            align=request.options.alignments,
+            deadline=time.monotonic() + self._timeout,
+        )
         return future
 
     def close(self) -> None:
