@@ -60,3 +60,35 @@ def test_half_precision_logits_are_summed_in_single() -> None:
     single, _ = cross_entropy(logits.bfloat16().float(), labels, PAD, 0.1)
     assert half.dtype == torch.float32
     assert torch.equal(half, single)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "target"), [(1, 1), (3, 5), (90, 7)])  # 630 positions: more than one chunk
+def test_loss_and_gradient_equal_torchs(rows: int, target: int, smoothing: float) -> None:
+    logits, labels = batch(max(rows, 3), max(target, 5))
+    logits, labels = logits[:rows, :target], labels[:rows, :target]
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss, _ = cross_entropy(ours, labels, PAD, smoothing)
+    (loss * 3).backward()  # type: ignore[no-untyped-call]
+    real = labels != PAD
+    expected = torch.nn.functional.cross_entropy(theirs[real], labels[real], label_smoothing=smoothing)
+    (expected * 3).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    logits = torch.tensor([[[0.0, 1e4, -1e4], [0.0, -1e4, 1e4]]], requires_grad=True)
+    loss, _ = cross_entropy(logits, torch.tensor([[1, 1]]), PAD, 0.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == pytest.approx(1e4)
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, torch.tensor([[[0.0, 0, 0], [0, -0.5, 0.5]]]))
+
+
+def test_a_second_backward_is_refused_not_wrong() -> None:
+    logits, labels = batch()
+    loss, _ = cross_entropy(logits.requires_grad_(), labels, PAD, 0.1)
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="once"):
+        loss.backward()  # type: ignore[no-untyped-call]

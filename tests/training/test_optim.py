@@ -48,7 +48,7 @@ def test_orthogonalised_singular_values_are_near_one(shape: tuple[int, int], sca
     random = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     u, _, v = torch.linalg.svd(random, full_matrices=False)
     matrix = scale * u @ torch.diag(torch.linspace(1, 0.05, min(shape))) @ v  # far from orthogonal
-    result = orthogonalise(matrix)
+    result = orthogonalise(matrix[None])[0]
     values = torch.linalg.svdvals(result)
     assert result.shape == shape
     assert 0.65 < float(values.min()) <= float(values.max()) < 1.25
@@ -62,9 +62,27 @@ def test_one_muon_step_is_its_formula() -> None:
     weight.grad = gradient.clone()
     optimiser.step()
     nesterov = gradient * 0.1 + 0.9 * (gradient * 0.1)  # g + m (m' - g), where m' = (1 - m) g
-    update = orthogonalise(gradient.lerp(gradient * 0.1, 0.9))
-    assert torch.allclose(update, orthogonalise(nesterov), atol=1e-3)  # the scale of what is orthogonalised is lost
+    update = orthogonalise(gradient.lerp(gradient * 0.1, 0.9)[None])[0]
+    assert torch.allclose(
+        update, orthogonalise(nesterov[None])[0], atol=1e-3
+    )  # the scale of what is orthogonalised is lost
     assert torch.allclose(weight, torch.ones(4, 2) * (1 - 0.1 * 0.5) - 0.1 * 2**0.5 * update, atol=1e-6)
+
+
+def test_matrices_of_one_shape_are_updated_as_each_alone() -> None:
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(4, 2), (4, 2), (2, 4), (4, 2), (3, 3)]
+    together = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    alone = [nn.Parameter(parameter.detach().clone()) for parameter in together]
+    optimisers = [Muon(together, lr=0.1), *(Muon([parameter], lr=0.1) for parameter in alone)]
+    for _ in range(3):
+        for one, other in zip(together, alone, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        together[3].grad = alone[3].grad = None  # frozen
+        for optimiser in optimisers:
+            optimiser.step()
+    torch.testing.assert_close(together, alone)
 
 
 MODELS = [

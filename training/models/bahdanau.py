@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from serving.core.errors import ConfigError
 from serving.core.state_spec import ROW, SOURCE, Role, StateSpec, StateTensor
 from training import ops
-from training.layers import real_positions
+from training.layers import Dropout, real_positions
 from training.models.base import Model, Sizes, State
 
 
@@ -97,7 +97,7 @@ class Bahdanau(Model):
         self.gates = nn.Linear(config.embedding + 3 * config.hidden, 4 * config.hidden)  # on [y; c; s]
         self.readout = nn.Linear(config.embedding + 3 * config.hidden, config.embedding)  # on [s; c; y]
         self.projection = nn.Linear(config.embedding, sizes.target_vocabulary)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         nn.init.normal_(self.target_embedding.weight, std=config.embedding**-0.5)
         if config.tied:
             self.projection.weight = self.target_embedding.weight

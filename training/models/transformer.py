@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from serving.core.errors import ConfigError
 from serving.core.state_spec import ROW, SOURCE, TIME, Role, StateSpec, StateTensor
-from training.layers import CrossAttention, FeedForward, SelfAttention, real_positions, sinusoids
+from training.layers import CrossAttention, Dropout, FeedForward, SelfAttention, real_positions, sinusoids
 from training.models.base import Model, Sizes, State
 
 
@@ -41,7 +41,7 @@ class Residual(nn.Module):
         super().__init__()
         self.pre = config.pre_norm
         self.norm = nn.LayerNorm(config.size)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def enter(self, x: Tensor) -> Tensor:
         """What the sublayer reads."""
@@ -115,7 +115,7 @@ class Transformer(Model):
         self.source_embedding = (
             self.target_embedding if shared else nn.Embedding(sizes.source_vocabulary, config.size, padding_idx=pad)
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder_norm = nn.LayerNorm(config.size) if config.pre_norm else nn.Identity()
