@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from serving.core.errors import ConfigError, NotFound
@@ -20,7 +20,7 @@ from training.models.base import find_architecture
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Pair(_Section):
@@ -65,6 +65,9 @@ class Limits(_Section):
     target: int = Field(default=256, ge=4, description="Decoder positions: begin symbol and every token.")
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimiser(_Section):
     """How weights move."""
 
@@ -73,7 +76,7 @@ class Optimiser(_Section):
     )
     rate: float = Field(default=1e-3, ge=0, description="Peak learning rate of AdamW.")
     matrix_rate: float = Field(default=0.02, ge=0, description="Peak learning rate of Muon.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Decay rates of AdamW's two averages.")
+    betas: tuple[_Decay, _Decay] = Field(default=(0.9, 0.98), description="Decay rates of AdamW's two averages.")
     weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay of matrices.")
     clip: float = Field(default=1.0, gt=0, description="Largest norm of the whole gradient.")
     label_smoothing: float = Field(
@@ -131,10 +134,16 @@ class Run(_Section):
     )
 
 
+def _folder_name(name: str) -> str:
+    if "/" in name or "\\" in name or name in (".", ".."):
+        raise ValueError("names a folder in runs/, so it must hold no slash")
+    return name
+
+
 class Config(_Section):
     """The whole configuration. `model` holds `architecture` and that architecture's own keys."""
 
-    name: Label = Field(description="Name of the run and of the bundle.")
+    name: Annotated[Label, AfterValidator(_folder_name)] = Field(description="Name of the run and of the bundle.")
     data: Data
     model: dict[str, Any] = Field(description="The architecture and its own keys, see below.")
     vocabulary: Vocabulary = Vocabulary()

@@ -75,6 +75,8 @@ def test_every_shipped_configuration_is_valid_and_comments_its_keys(path: Path) 
         ("model.size=33", "divisible"),
         ("run.seed=-1", r"run\.seed"),
         ("optimiser.label_smoothing=1", r"optimiser\.label_smoothing"),
+        ("optimiser.betas=[0.9, 1.5]", r"optimiser\.betas\.1"),
+        ("optimiser.rate=.inf", r"optimiser\.rate"),
     ],
 )
 def test_a_wrong_value_names_its_key(file: Path, override: str, message: str) -> None:
@@ -138,7 +140,7 @@ def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path, content: by
         load_config(path)
 
 
-@pytest.mark.parametrize("name", ['name="a\\nb"', 'name=""', 'name="\\ud800"'])
+@pytest.mark.parametrize("name", ['name="a\\nb"', 'name=""', 'name="\\ud800"', "name=../a", "name=.."])
 def test_a_name_that_no_bundle_could_have_is_refused_before_the_training(file: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="name: "):
         load_config(file, [name])
