@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,13 +13,21 @@ from torch import Tensor, nn
 
 from training import ops
 
+Activation = Literal["relu", "swish", "gelu"]
+Layout = Literal["interleaved", "halves"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "swish": F.silu, "gelu": F.gelu}
 
-def sinusoids(length: int, size: int) -> Tensor:
-    """Sinusoidal positions (Vaswani et al. 2017, section 3.5), (length, size): even columns sine, odd cosine."""
+
+def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
+    """Sinusoidal positions (Vaswani et al. 2017, section 3.5), (length, size).
+
+    Interleaved, as in the paper: even columns sine, odd cosine. Halves: all sines, then all cosines, as in Marian.
+    """
     position = torch.arange(length, dtype=torch.float64)[:, None]  # (length, 1)
     rate = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))  # (size / 2,)
     angle = position * rate  # (length, size / 2)
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
+    waves = torch.stack([angle.sin(), angle.cos()], 1)  # (length, 2, size / 2)
+    return (waves.transpose(1, 2) if layout == "interleaved" else waves).flatten(1).float()
 
 
 def real_positions(lengths: Tensor, size: int) -> Tensor:
@@ -121,12 +131,13 @@ class CrossAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2)."""
+    """f(x W1 + b1) W2 + b2, f being max(0, .) in Vaswani et al. 2017, eq. 2."""
 
-    def __init__(self, size: int, hidden: int) -> None:
+    def __init__(self, size: int, hidden: int, activation: Activation = "relu") -> None:
         super().__init__()
         self.up = nn.Linear(size, hidden)
         self.down = nn.Linear(hidden, size)
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(x)))
+        return self.down(self.activation(self.up(x)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from serving.core.errors import ConfigError
 from serving.core.state_spec import Role
 from training.batching import pad
 from training.layers import sinusoids
@@ -15,6 +16,7 @@ from training.models.base import Model, Sizes, find_architecture
 from training.models.transformer import Transformer
 
 SIZES = Sizes(source_vocabulary=50, target_vocabulary=50, source_limit=40, target_limit=128)
+MARIAN = {"activation": "swish", "positions": "halves", "scale_embeddings": False, "output_bias": True}
 CASES = [
     (Transformer, {"size": 32, "feed_forward": 48, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}),
     (
@@ -22,6 +24,10 @@ CASES = [
         {"size": 32, "feed_forward": 48, "heads": 2, "encoder_layers": 1, "decoder_layers": 3, "pre_norm": False},
     ),
     (Transformer, {"size": 32, "feed_forward": 48, "heads": 4, "tied": False}),
+    (
+        Transformer,
+        {"size": 32, "feed_forward": 48, "heads": 4, "decoder_layers": 1, "pre_norm": False} | MARIAN,
+    ),
     (Bahdanau, {"embedding": 24, "hidden": 32, "attention": 16}),
 ]
 
@@ -132,6 +138,16 @@ def test_sinusoids_follow_the_paper() -> None:
     table = sinusoids(10, 8)
     assert table[7, 4].item() == pytest.approx(torch.sin(torch.tensor(7 / 10000 ** (4 / 8))).item(), abs=1e-6)
     assert table[7, 5].item() == pytest.approx(torch.cos(torch.tensor(7 / 10000 ** (4 / 8))).item(), abs=1e-6)
+
+
+def test_sinusoids_in_halves_are_the_same_columns_sines_first() -> None:
+    assert torch.equal(sinusoids(10, 8, "halves"), sinusoids(10, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]])
+
+
+@pytest.mark.parametrize("keys", [{"activation": "tanh"}, {"positions": "learned"}])
+def test_an_unknown_choice_names_what_is_known(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"relu, swish, gelu.*interleaved, halves"):
+        Transformer.Config(**keys)
 
 
 @torch.inference_mode()

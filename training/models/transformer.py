@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from serving.core.errors import ConfigError
 from serving.core.state_spec import ROW, SOURCE, TIME, Role, StateSpec, StateTensor
-from training.layers import CrossAttention, Dropout, FeedForward, SelfAttention, real_positions, sinusoids
+from training.layers import (
+    ACTIVATIONS,
+    Activation,
+    CrossAttention,
+    Dropout,
+    FeedForward,
+    Layout,
+    SelfAttention,
+    real_positions,
+    sinusoids,
+)
 from training.models.base import Model, Sizes, State
 
 
@@ -25,6 +36,10 @@ class Config:
     dropout: float = 0.1
     pre_norm: bool = True
     tied: bool = True  # target embedding = output projection, and = source embedding where the codec is shared
+    activation: Activation = "relu"  # between the two matrices of a feed-forward layer
+    positions: Layout = "interleaved"  # how the sinusoids lie in a vector
+    scale_embeddings: bool = True  # embeddings times sqrt(size), as in the paper
+    output_bias: bool = False  # a bias for each word of the target vocabulary
 
     def __post_init__(self) -> None:
         sizes = (self.size, self.feed_forward, self.heads, self.encoder_layers, self.decoder_layers)
@@ -32,6 +47,11 @@ class Config:
             raise ConfigError("model: sizes, heads and layers must be at least 1, and dropout from 0 to under 1")
         if self.size % self.heads or self.size % 2:
             raise ConfigError(f"model size {self.size} must be even and divisible by the {self.heads} heads")
+        if self.activation not in ACTIVATIONS or self.positions not in get_args(Layout):
+            raise ConfigError(
+                f"model: activation {self.activation!r} must be one of {', '.join(ACTIVATIONS)}, "
+                f"positions {self.positions!r} one of {', '.join(get_args(Layout))}"
+            )
 
 
 class Residual(nn.Module):
@@ -59,7 +79,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.attention = SelfAttention(config.size, config.heads)
-        self.feed_forward = FeedForward(config.size, config.feed_forward)
+        self.feed_forward = FeedForward(config.size, config.feed_forward, config.activation)
         self.around_attention = Residual(config)
         self.around_feed_forward = Residual(config)
 
@@ -75,7 +95,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = SelfAttention(config.size, config.heads)
         self.cross = CrossAttention(config.size, config.heads)
-        self.feed_forward = FeedForward(config.size, config.feed_forward)
+        self.feed_forward = FeedForward(config.size, config.feed_forward, config.activation)
         self.around_attention = Residual(config)
         self.around_cross = Residual(config)
         self.around_feed_forward = Residual(config)
@@ -120,11 +140,12 @@ class Transformer(Model):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder_norm = nn.LayerNorm(config.size) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.size) if config.pre_norm else nn.Identity()
-        self.projection = nn.Linear(config.size, sizes.target_vocabulary, bias=False)
+        self.projection = nn.Linear(config.size, sizes.target_vocabulary, bias=config.output_bias)
         self._initialise()
         if config.tied:
             self.projection.weight = self.target_embedding.weight
-        table = sinusoids(max(sizes.source_limit, sizes.target_limit), config.size)
+        self.scale = config.size**0.5 if config.scale_embeddings else 1.0
+        table = sinusoids(max(sizes.source_limit, sizes.target_limit), config.size, config.positions)
         self.register_buffer("position_table", table, persistent=False)  # (positions, size), a constant
 
     def _initialise(self) -> None:
@@ -133,9 +154,11 @@ class Transformer(Model):
                 nn.init.xavier_uniform_(parameter)
         for embedding in (self.source_embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=self.config.size**-0.5)
+        if self.config.output_bias:
+            nn.init.zeros_(self.projection.bias)
 
     def _embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:  # (batch, positions) -> (batch, positions, size)
-        x = embedding(ids) * self.config.size**0.5 + self.position_table[: ids.shape[1]]
+        x = embedding(ids) * self.scale + self.position_table[: ids.shape[1]]
         return self.dropout(x)
 
     def _encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +179,7 @@ class Transformer(Model):
         return state
 
     def step(self, tokens: Tensor, positions: Tensor, state: State) -> tuple[Tensor, State]:
-        x = self.target_embedding(tokens) * self.config.size**0.5 + self.position_table[positions.long()]  # (row, size)
+        x = self.target_embedding(tokens) * self.scale + self.position_table[positions.long()]  # (row, size)
         updated: State = {}
         for index, layer in enumerate(self.decoder):
             caches = state[f"self_key_{index}"], state[f"self_value_{index}"]
