@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from serving.core.errors import BundleDamaged, BundleError, BundleTooNew, NotFound
 from serving.core.state_spec import Role, StateSpec, StateTensor
-from serving.core.types import SpecialIds
+from serving.core.types import LengthNormalisation, SearchOptions, SearchRules, SpecialIds
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -59,12 +59,17 @@ class StateEntry(_Part):
 
 
 class CodecEntry(_Part):
-    """How text becomes ids and back. `kind` names the codec class, `file` its model inside the bundle."""
+    """How text becomes ids and back. `kind` names the codec class, the files are its own inside the bundle."""
 
     kind: str
-    file: str
+    file: str  # its SentencePiece model
+    vocabulary: str = ""  # ids of the pieces, where they are not those of the SentencePiece model
     size: int = Field(ge=1)  # ids are 0 .. size - 1
     normalisation: str = ""
+
+    def files(self) -> tuple[str, ...]:
+        """Names of its files."""
+        return (self.file, self.vocabulary) if self.vocabulary else (self.file,)
 
 
 class Special(_Part):
@@ -84,12 +89,28 @@ class Limits(_Part):
 
 
 class SearchDefaults(_Part):
-    """What a request that says nothing gets."""
+    """What a request that says nothing gets, and what holds for every request (the last three, see `SearchRules`)."""
 
     beam: int = Field(default=1, ge=1)
     length_penalty: float = Field(default=0.6, ge=0, le=10)
     max_length_ratio: float = Field(default=2.0, ge=0, le=100)
     max_length_margin: int = Field(default=12, ge=0)
+    length_normalisation: LengthNormalisation = LengthNormalisation.GNMT
+    end_at_limit: bool = False
+    banned: tuple[Id, ...] = ()
+
+    def options(self) -> SearchOptions:
+        """Of a request that says nothing."""
+        return SearchOptions(
+            beam=self.beam,
+            length_penalty=self.length_penalty,
+            max_length_ratio=self.max_length_ratio,
+            max_length_margin=self.max_length_margin,
+        )
+
+    def rules(self) -> SearchRules:
+        """Of every request."""
+        return SearchRules(self.length_normalisation, self.end_at_limit, frozenset(self.banned))
 
 
 class Tools(_Part):
@@ -251,7 +272,7 @@ def open_bundle(path: Path | str) -> Bundle:
             _check_file(root, name, entry)
         except OSError as error:
             raise BundleDamaged(f"bundle {root}: {name[:100]!r} cannot be read: {error.strerror}") from error
-    named = {manifest.source_codec.file, manifest.target_codec.file}
+    named = {*manifest.source_codec.files(), *manifest.target_codec.files()}
     for graphs in manifest.precisions.values():
         named.update(graphs.graphs.values())
     if unlisted := named - set(manifest.files):

@@ -5,9 +5,9 @@ A search decodes one source and owns one group of rows. Each step the caller run
 recurrent and cache state by the parents that `advance` returns. Nothing here knows batches, graphs or models, so
 a source's result cannot depend on its neighbours.
 
-Stopping (beam): log-probabilities only fall, so the best score a live row can still reach is its sum divided by
-the largest length penalty. A row that cannot reach the `nbest`-th finished score any more is dropped; the search
-ends when no row is left. Hence the best hypothesis is the same for every `nbest`.
+Stopping (beam): sums of log-probabilities only fall and length penalties only grow, so the best score a live row can
+still reach is its sum divided by the penalty of the largest length. A row that cannot reach the `nbest`-th finished
+score any more is dropped; the search ends when no row is left. Hence the best hypothesis is the same for every `nbest`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
@@ -23,7 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.errors import InvalidInput
-from serving.core.types import Hypothesis, SearchOptions, SpecialIds, StopReason
+from serving.core.types import (
+    Hypothesis,
+    LengthNormalisation,
+    SearchOptions,
+    SearchRules,
+    SpecialIds,
+    StopReason,
+)
 
 LONGEST_BLOCK = 8
 LEAST_REPEATS = 4
@@ -63,8 +70,10 @@ def _cut_repetition(tokens: list[int], block: int) -> list[int]:
     return tokens[:end]
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """Wu et al. 2016, eq. 14: ((5 + length) / 6) ** alpha."""
+def length_penalty(length: int, alpha: float, normalisation: LengthNormalisation = LengthNormalisation.GNMT) -> float:
+    """What a sum of log-probabilities over `length` tokens is divided by. It never falls as the length grows."""
+    if normalisation is LengthNormalisation.POWER:
+        return float(length**alpha)
     return float(((5.0 + length) / 6.0) ** alpha)
 
 
@@ -77,6 +86,7 @@ class SearchTask:
     special: SpecialIds
     position_limit: int  # decoder positions the model has; begin symbol and prefix take some of them
     prefix: tuple[int, ...] = ()
+    rules: SearchRules = field(default_factory=SearchRules)  # of the model
 
     def length_limit(self) -> int:
         """Most tokens that may be generated after the prefix, the end symbol included."""
@@ -95,9 +105,11 @@ class Search(ABC):
     """One group of rows. `rows` live rows take `tokens` at `position` next; it ends when `rows` is 0."""
 
     def __init__(self, task: SearchTask) -> None:
-        self.options = task.options
+        self.options, self.rules = task.options, task.rules
         self.eos = task.special.eos
         self.limit = task.length_limit()
+        ends = task.rules.end_at_limit and task.options.forced_length is None
+        self.room = max(1, self.limit - 1) if ends else self.limit  # tokens without the end symbol
         self.prefix = task.prefix
         self.position = 0  # of the tokens to be fed next
         self.tokens: list[int] = [task.special.bos]  # one a live row
@@ -150,8 +162,14 @@ class Search(ABC):
         """The finished hypotheses, best first, at most `nbest`."""
 
     def _hypothesis(self, generated: list[int], total: float, reason: StopReason, length: int) -> Hypothesis:
-        score = total / length_penalty(length, self.options.length_penalty)
-        return Hypothesis((*self.prefix, *generated), score, total, reason)
+        return Hypothesis((*self.prefix, *generated), total / self._penalty(length), total, reason)
+
+    def _cut(self, generated: list[int], total: float) -> Hypothesis:
+        """What is left of an output that reached the limit; an end symbol that the model forces is counted."""
+        return self._hypothesis(generated, total, StopReason.LENGTH, len(generated) + self.limit - self.room)
+
+    def _penalty(self, length: int) -> float:
+        return length_penalty(length, self.options.length_penalty, self.rules.length_normalisation)
 
 
 class GreedySearch(Search):
@@ -162,10 +180,11 @@ class GreedySearch(Search):
         self.generated: list[int] = []
         self.total = 0.0
         self.result: Hypothesis | None = None
+        self.excluded = self.rules.banned if self.options.forced_length is None else self.rules.banned | {self.eos}
 
     @property
     def candidates(self) -> int:
-        return 1 if self.options.forced_length is None else 2
+        return 1 + len(self.excluded)
 
     @property
     def most_rows(self) -> int:
@@ -173,24 +192,23 @@ class GreedySearch(Search):
 
     def _advance(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> list[int]:
         best = 0
-        if self.options.forced_length is not None and tokens[0][0] == self.eos:
-            best = 1
+        if self.excluded:
+            best = next(place for place, token in enumerate(tokens[0]) if token not in self.excluded)
         token = tokens[0][best]
         self.total += scores[0][best]
         if token == self.eos:
-            return self._finish(StopReason.EOS, len(self.generated) + 1)
+            return self._finish(self._hypothesis(self.generated, self.total, StopReason.EOS, len(self.generated) + 1))
         self.generated.append(token)
         if self.watch and (block := repeated_tail(self.generated)):
-            length = len(self.generated)
-            self.generated = _cut_repetition(self.generated, block)
-            return self._finish(StopReason.REPETITION, length)
-        if len(self.generated) >= self.limit:
-            return self._finish(StopReason.LENGTH, len(self.generated))
+            cut = _cut_repetition(self.generated, block)
+            return self._finish(self._hypothesis(cut, self.total, StopReason.REPETITION, len(self.generated)))
+        if len(self.generated) >= self.room:
+            return self._finish(self._cut(self.generated, self.total))
         self.tokens = [token]
         return [0]
 
-    def _finish(self, reason: StopReason, length: int) -> list[int]:
-        self.result = self._hypothesis(self.generated, self.total, reason, length)
+    def _finish(self, result: Hypothesis) -> list[int]:
+        self.result = result
         self.tokens = []
         return []
 
@@ -209,13 +227,14 @@ class BeamSearch(Search):
     def __init__(self, task: SearchTask) -> None:
         super().__init__(task)
         self.beam = task.options.beam
-        self.largest_penalty = length_penalty(self.limit, task.options.length_penalty)
+        self.largest_penalty = self._penalty(self.limit)
         self.live: list[tuple[float, list[int]]] = [(0.0, [])]  # (sum of log-probabilities, generated) a row
         self.finished: list[Hypothesis] = []  # best first
 
     @property
     def candidates(self) -> int:
-        return 2 * self.beam  # each row can lose one candidate to the end symbol and still fill the beam
+        # Each row can lose a candidate to the end symbol, and the banned ones, and still fill the beam.
+        return 2 * self.beam + len(self.rules.banned)
 
     @property
     def most_rows(self) -> int:
@@ -223,9 +242,8 @@ class BeamSearch(Search):
 
     def _advance(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> list[int]:
         parents, live = self._select(tokens, scores)
-        if live and len(live[0][1]) >= self.limit:
-            for total, generated in live:
-                self._finish(generated, total, StopReason.LENGTH, len(generated))
+        if live and len(live[0][1]) >= self.room:
+            self.finished += [self._cut(generated, total) for total, generated in live]
             parents, live = [], []
         if len(self.finished) >= self.options.nbest:
             self.finished.sort(key=_rank)
@@ -258,11 +276,12 @@ class BeamSearch(Search):
             else:
                 heappop(heads)
             token, past = tokens[row][place], old[row][1]
+            if token in self.rules.banned:
+                continue
             if token != self.eos:
                 generated = [*past, token]
                 if self.watch and (block := repeated_tail(generated)):
-                    cut = _cut_repetition(generated, block)
-                    self._finish(cut, -negative, StopReason.REPETITION, len(generated))
+                    self._finish(_cut_repetition(generated, block), -negative, StopReason.REPETITION, len(generated))
                 else:
                     parents.append(row)
                     live.append((-negative, generated))

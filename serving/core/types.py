@@ -27,14 +27,30 @@ class SpecialIds:
     unk: int = 3
 
 
+class LengthNormalisation(enum.StrEnum):
+    """What the sum of the log-probabilities of n tokens is divided by, a being the length penalty's exponent."""
+
+    GNMT = "gnmt"  # ((5 + n) / 6) ** a (Wu et al. 2016, eq. 14)
+    POWER = "power"  # n ** a, as in Hugging Face's generate
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """What a model asks of every search, whatever the request. The defaults are those of models trained here."""
+
+    length_normalisation: LengthNormalisation = LengthNormalisation.GNMT
+    end_at_limit: bool = False  # where an output is cut, the last token it may have is the end symbol, at no cost
+    banned: frozenset[int] = frozenset()  # ids that are never generated, though they have a share of the likelihood
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """How one source is decoded.
 
     At most `max_length_ratio * source_tokens + max_length_margin` tokens are generated (the source counts its
     end symbol), and never more than the model's own limit. A score is the sum of the log-probabilities of the
-    generated tokens, the end symbol included, divided by ((5 + n) / 6) ** length_penalty (Wu et al. 2016,
-    eq. 14), n being their number.
+    generated tokens, the end symbol included, divided by a power of their number, `length_penalty` being the exponent
+    (see `LengthNormalisation`).
     """
 
     beam: int = 1  # rows a group searches with; 1 is greedy

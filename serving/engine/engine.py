@@ -60,6 +60,7 @@ class Engine:
         self.settings = settings or EngineSettings()
         self._manifest = bundle.manifest
         self._special = bundle.manifest.special_ids()
+        self._rules = bundle.manifest.search.rules()
         self._observer = Guarded(observer or Silent())
         self._runner = Runner(
             bundle,
@@ -189,7 +190,8 @@ class Engine:
             raise InvalidInput("the prefix holds a control symbol")
         if job.align and self._aligner is None:
             raise Unsupported(f"model {self._manifest.name!r} has no alignments")
-        search = start_search(SearchTask(job.source, job.options, self._special, limits.target, job.prefix))
+        task = SearchTask(job.source, job.options, self._special, limits.target, job.prefix, self._rules)
+        search = start_search(task)
         if search.most_rows > self.capacity:
             raise InvalidInput(f"a beam of {search.most_rows} is over the limit of {self.capacity} rows")
         return Group(job, search, time.monotonic())

@@ -90,13 +90,7 @@ class Translator:
                 )
         self._eos = self.source_codec.special.eos
         self._limit = manifest.limits.source
-        search = manifest.search
-        self.default_options = SearchOptions(
-            beam=search.beam,
-            length_penalty=search.length_penalty,
-            max_length_ratio=search.max_length_ratio,
-            max_length_margin=search.max_length_margin,
-        )
+        self.default_options = manifest.search.options()
 
     def prepare(
         self,

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.core.codecs import SentencePieceCodec, open_codec
+from serving.core.codecs import SentencePieceCodec, VocabularyCodec, make_codec, open_codec
 from serving.core.errors import BundleDamaged, BundleError, InvalidInput
 from serving.core.manifest import Bundle, CodecEntry
 from tests.serving.engine.tiny import codec_model, write_bundle
+from tests.support.marian import LANGUAGES, source_model, target_model, vocabulary
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 PROBES = [
@@ -87,3 +89,75 @@ def test_a_codec_must_fit_the_manifest(bundle: Bundle) -> None:
         open_codec(bundle, entry.model_copy(update={"size": entry.size + 1}))
     with pytest.raises(BundleError, match="'runes' is unknown; this fuseq knows sentencepiece"):
         open_codec(bundle, CodecEntry(kind="runes", file=entry.file, size=entry.size))
+
+
+# The codec of Marian's models: one SentencePiece model cuts, a vocabulary of both languages numbers.
+
+VOCABULARY = vocabulary(source_model(), target_model(), extra=LANGUAGES)
+
+
+def vocabulary_file(**changed: object) -> bytes:
+    last = len(VOCABULARY) - 1
+    return json.dumps({"pad": last, "bos": last, "eos": 0, "unk": 1, "pieces": list(VOCABULARY), **changed}).encode()
+
+
+@pytest.fixture(scope="module")
+def marian() -> VocabularyCodec:
+    return VocabularyCodec(source_model(), vocabulary_file())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(TEXTS, st.sampled_from(PROBES), st.text("<>/spadunk \u2581", max_size=12)))
+def test_case_11_no_text_yields_pad_begin_or_end_through_a_vocabulary(marian: VocabularyCodec, text: str) -> None:
+    ids = marian.encode(text)
+    assert all(0 < i < marian.size - 1 for i in ids)  # 0 is the end, the last one is pad
+    assert isinstance(marian.decode(ids), str)
+    assert len(marian.pieces(ids)) == len(ids)
+
+
+def test_case_11_a_control_symbol_spelt_out_is_unknown_text_at_most() -> None:
+    """SentencePiece gives characters that it does not know as one piece, here "</>" which the vocabulary has as pad."""
+    codec = VocabularyCodec(source_model(), vocabulary_file(pieces=[*list(VOCABULARY)[:-1], "</>"]))
+    assert codec.pieces(codec.encode("cat </>")) == [*codec.pieces(codec.encode("cat")), "\u2581", "<unk>"]
+
+
+def test_pieces_have_the_numbers_of_the_vocabulary(marian: VocabularyCodec) -> None:
+    ids = marian.encode("one red dog")
+    assert ids == [VOCABULARY[piece] for piece in marian.pieces(ids)]
+    assert marian.decode(ids) == "one red dog"
+    assert marian.encode("\u2622") == [VOCABULARY["\u2581"], 1]  # a character that nobody knows
+    assert marian.encode("\u00e4") == [VOCABULARY["\u2581"], VOCABULARY["\u00e4"]]  # one that only the vocabulary knows
+
+
+def test_a_language_token_in_front_is_one_piece(marian: VocabularyCodec) -> None:
+    assert set(marian.language_tokens) == set(LANGUAGES)
+    assert marian.encode(">>deu<< one dog") == [VOCABULARY[">>deu<<"], *marian.encode("one dog")]
+    assert marian.encode(">>nld<<") == [VOCABULARY[">>nld<<"]]
+    assert marian.encode(">>xyz<< dog") == [1, *marian.encode("dog")]
+    assert VOCABULARY[">>deu<<"] not in marian.encode("dog >>deu<< dog")
+    assert marian.decode(marian.encode(">>deu<< dog")) == ">>deu<< dog"
+
+
+def test_control_symbols_are_dropped_from_outputs(marian: VocabularyCodec) -> None:
+    ids = marian.encode("red cat")
+    assert marian.decode([marian.special.bos, *ids, 1, 0, marian.special.pad]) == "red cat"
+    assert marian.encode("") == marian.encode(" \n") == []
+    with pytest.raises(InvalidInput, match="not valid Unicode"):
+        marian.encode("\ud800")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"{}", b"\xff", vocabulary_file(eos=-1), vocabulary_file(pad=9999)])
+def test_a_damaged_vocabulary_is_refused(content: bytes) -> None:
+    with pytest.raises(BundleDamaged, match="vocabulary of the codec"):
+        VocabularyCodec(source_model(), content)
+
+
+def test_the_kind_and_the_files_of_a_codec_must_go_together() -> None:
+    contents = {"m": source_model(), "v": vocabulary_file()}
+    entry = CodecEntry(kind="sentencepiece-vocabulary", file="m", vocabulary="v", size=len(VOCABULARY))
+    assert make_codec(entry, contents).size == len(VOCABULARY)
+    for changed in ({"vocabulary": ""}, {"kind": "sentencepiece"}):
+        with pytest.raises(BundleError, match="do not go together"):
+            make_codec(entry.model_copy(update=changed), contents)
+    with pytest.raises(BundleError, match="ids, the manifest says 7"):
+        make_codec(entry.model_copy(update={"size": 7}), contents)

@@ -13,12 +13,20 @@ from numpy.typing import NDArray
 
 from serving.core.errors import InvalidInput
 from serving.core.search import Search, SearchTask, has_repetition, length_penalty, repeated_tail, start_search
-from serving.core.types import Hypothesis, SearchOptions, SpecialIds, StopReason
+from serving.core.types import (
+    Hypothesis,
+    LengthNormalisation,
+    SearchOptions,
+    SearchRules,
+    SpecialIds,
+    StopReason,
+)
 
 EOS = 0
 SPECIAL = SpecialIds(pad=98, bos=99, eos=EOS, unk=97)  # ids of the tiny models are 0 .. vocabulary - 1
 SOURCE = (5, 6, 7, EOS)
 
+RULES = SearchRules()  # of models trained here
 Model = Callable[[tuple[int, ...]], NDArray[np.float64]]
 
 
@@ -50,8 +58,14 @@ def run(search: Search, model: Model, extra: int = 0) -> list[Hypothesis]:
     return search.hypotheses()
 
 
-def decode(model: Model, options: SearchOptions, prefix: tuple[int, ...] = (), extra: int = 0) -> list[Hypothesis]:
-    return run(start_search(SearchTask(SOURCE, options, SPECIAL, 60, prefix)), model, extra)
+def decode(
+    model: Model,
+    options: SearchOptions,
+    prefix: tuple[int, ...] = (),
+    extra: int = 0,
+    rules: SearchRules = RULES,
+) -> list[Hypothesis]:
+    return run(start_search(SearchTask(SOURCE, options, SPECIAL, 60, prefix, rules)), model, extra)
 
 
 def up_to(limit: int, **options: object) -> SearchOptions:
@@ -75,18 +89,26 @@ def every_output(model: Model, vocabulary: int, limit: int, alpha: float, prefix
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-def unpruned_beam(model: Model, options: SearchOptions, limit: int, prefix: tuple[int, ...]) -> list[Hypothesis]:
+def unpruned_beam(
+    model: Model, options: SearchOptions, limit: int, prefix: tuple[int, ...], rules: SearchRules = RULES
+) -> list[Hypothesis]:
     """Beam search that never stops early: what pruning must agree with."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[Hypothesis] = []
 
     def finish(tokens: tuple[int, ...], total: float, reason: StopReason, length: int) -> None:
-        score = total / length_penalty(length, options.length_penalty)
-        finished.append(Hypothesis(prefix + tokens, score, total, reason))
+        alpha = options.length_penalty
+        penalty = length**alpha if rules.length_normalisation == "power" else ((5 + length) / 6) ** alpha
+        finished.append(Hypothesis(prefix + tokens, total / penalty, total, reason))
 
-    for length in range(1, limit + 1):
+    for length in range(1, max(1, limit - rules.end_at_limit) + 1):
         ranked = sorted(
-            ((total + float(p), tokens, t) for total, tokens in live for t, p in enumerate(model(prefix + tokens))),
+            (
+                (total + float(p), tokens, token)
+                for total, tokens in live
+                for token, p in enumerate(model(prefix + tokens))
+                if token not in rules.banned
+            ),
             key=lambda extension: -extension[0],
         )
         live = []
@@ -106,6 +128,12 @@ vocabularies = st.integers(3, 6)
 limits = st.integers(1, 8)
 alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
 prefixes = st.lists(st.integers(1, 2), max_size=3).map(tuple)
+every_rules = st.builds(
+    SearchRules,
+    length_normalisation=st.sampled_from(LengthNormalisation),
+    end_at_limit=st.booleans(),
+    banned=st.sampled_from([frozenset[int](), frozenset({1}), frozenset({1, 2})]),
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,17 +151,56 @@ def test_a_beam_that_holds_everything_finds_the_best_outputs_there_are(
 
 
 @settings(max_examples=250, deadline=None)
-@given(models, vocabularies, limits, st.integers(2, 5), alphas, prefixes)
+@given(models, vocabularies, limits, st.integers(2, 5), alphas, prefixes, every_rules)
 def test_case_47_pruning_changes_no_hypothesis_and_top_1_is_the_same_for_any_n_best(
-    seed: int, vocabulary: int, limit: int, beam: int, alpha: float, prefix: tuple[int, ...]
+    seed: int, vocabulary: int, limit: int, beam: int, alpha: float, prefix: tuple[int, ...], rules: SearchRules
 ) -> None:
     model = random_model(seed, vocabulary)
     for nbest in range(1, beam + 1):
         options = up_to(limit, beam=beam, nbest=nbest, length_penalty=alpha)
-        wanted = unpruned_beam(model, options, limit, prefix)[:nbest]
-        found = decode(model, options, prefix)
+        wanted = unpruned_beam(model, options, limit, prefix, rules)[:nbest]
+        found = decode(model, options, prefix, rules=rules)
         assert outputs(found) == outputs(wanted)
         assert [h.score for h in found] == pytest.approx([h.score for h in wanted])
+
+
+@settings(max_examples=100, deadline=None)
+@given(models, vocabularies, limits, alphas, every_rules)
+def test_greedy_obeys_the_rules_of_the_model(
+    seed: int, vocabulary: int, limit: int, alpha: float, rules: SearchRules
+) -> None:
+    model = random_model(seed, vocabulary)
+    [found] = decode(model, up_to(limit, length_penalty=alpha, stop_repetition=False), rules=rules)
+    tokens: tuple[int, ...] = ()
+    total, room = 0.0, max(1, limit - rules.end_at_limit)
+    while len(tokens) < room and not (tokens and tokens[-1] == EOS):
+        allowed = np.array([-np.inf if token in rules.banned else p for token, p in enumerate(model(tokens))])
+        tokens, total = (*tokens, int(allowed.argmax())), total + float(allowed.max())
+    ended = tokens[-1] == EOS
+    length = len(tokens) if ended else limit  # an end that is forced counts, and costs nothing
+    assert found.tokens == (tokens[:-1] if ended else tokens)
+    assert found.stop_reason is (StopReason.EOS if ended else StopReason.LENGTH)
+    assert found.score == pytest.approx(total / length_penalty(length, alpha, rules.length_normalisation))
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_forced_length_has_neither_ends_nor_banned_ids(beam: int) -> None:
+    rules = SearchRules(end_at_limit=True, banned=frozenset({2}))
+    for seed in range(20):
+        options = SearchOptions(beam=beam, forced_length=6)
+        [found] = decode(random_model(seed, 5), options, rules=rules)
+        assert len(found.tokens) == 6
+        assert not {EOS, 2} & set(found.tokens)
+
+
+def test_length_penalties_are_what_they_say_and_never_fall() -> None:
+    for alpha in (0.0, 0.6, 1.0, 10.0):
+        gnmt = [length_penalty(n, alpha) for n in range(1, 600)]
+        power = [length_penalty(n, alpha, LengthNormalisation.POWER) for n in range(1, 600)]
+        assert gnmt[24] == pytest.approx(5**alpha)
+        assert power[24] == pytest.approx(25**alpha)
+        assert gnmt == sorted(gnmt)
+        assert power == sorted(power)
 
 
 def test_case_47_the_search_goes_on_past_an_end_that_a_longer_output_beats() -> None:
