@@ -1,6 +1,6 @@
 """From a trained model to a bundle, as the stages it goes through.
 
-load -> graphs -> fuse -> search head -> verify -> quantize -> verify -> gate -> bundle
+load -> graphs -> fuse -> search head -> verify -> calibrate -> quantize -> verify -> gate -> bundle
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from export.bundle import Draft, new_bundle
+from export.calibrate import SENTENCES, Ranges, calibrate, random_sources
 from export.errors import ExportError
 from export.fusions import fuse
 from export.gate import Quality, check_loss, measure_quality
@@ -23,6 +24,7 @@ from export.sessions import Sessions
 from export.subject import Subject
 from export.verify import check_cached_decoding, check_independence, check_levels, check_parity, measure_parity
 from export.weights import save_graphs
+from serving.core.codecs import SentencePieceCodec
 from serving.core.manifest import (
     Bundle,
     CodecEntry,
@@ -130,13 +132,28 @@ def _int8(
     subject: Subject, stages: dict[str, Stage], fusions: dict[str, dict[str, int]], draft: Draft, report: Reporter
 ) -> GraphSet:
     """Quantize the stages, save them and prove that rows do not disturb each other."""
+    ranges = _ranges(subject, stages, draft, report)
     report.begin("Quantizing")
     tables = trained_tables(subject.model)
-    done = {name: quantize(stage, tables) for name, stage in stages.items()}
+    done = {name: quantize(stage, tables, ranges) for name, stage in stages.items()}
     files, sessions = _save(INT8, stages, draft)
     report.begin("Distance of int8 from PyTorch", 15)
     parity = measure_parity(subject.model, sessions, lambda cell: report.advance())
     return _proved(INT8, subject, stages, fusions, draft, files, sessions, parity, _summary(done))
+
+
+def _ranges(subject: Subject, stages: dict[str, Stage], draft: Draft, report: Reporter) -> Ranges:
+    """Ranges of activations, from sentences of the development set, or from random ids where there is none."""
+    model = subject.model
+    if subject.dev is None:
+        sources = random_sources(model.sizes)
+    else:
+        codec = SentencePieceCodec(subject.codec)
+        texts = [text for text in subject.dev.sources if text.strip()][:: max(1, len(subject.dev.sources) // SENTENCES)]
+        longest = model.sizes.source_limit - 1
+        sources = [[*codec.encode(text)[:longest], codec.special.eos] for text in texts[:SENTENCES]]
+    report.begin("Calibrating int8", len(sources))
+    return calibrate(stages, draft.folder, model.state_spec(), model.sizes, sources, report.advance)
 
 
 def _summary(done: dict[str, Report]) -> dict[str, Any]:

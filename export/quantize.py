@@ -1,11 +1,12 @@
-"""int8 weights whose results do not depend on the rest of the batch.
+"""int8 weights and activations whose results do not depend on the rest of the batch.
 
-Linear layers become com.microsoft MatMulNBits (8 bits, symmetric, one scale per block of inputs and output), which
-quantizes the activations of each row by themselves, so a row's result is the same bit for bit in every batch.
-Embedding tables become GatherBlockQuantized over the same bytes: a table that is also the output projection is stored
-once. Weights of recurrent operators have no such operator: they are stored as int8 and turned into fp32 when the
-graph is loaded, which saves the space and leaves the arithmetic in fp32.
+Linear layers become QuantizeLinear and com.microsoft MatMulIntegerToFloat. The range of the activations is a constant
+of the layer, found by `export.calibrate`; the products are whole numbers, which add up the same in every order. So a
+row's result is the same bit for bit in every batch. Weights have one scale per output and 7 bits: the widest
+multiply-add of processors without VNNI overflows with 8 (255 * 127 * 2 > 2**15).
 
+Embedding tables become GatherBlockQuantized. Weights of recurrent operators have no such operator: they are stored as
+int8 and turned into fp32 when the graph is loaded, which saves the space and leaves the arithmetic in fp32. In both
 w ~ (q - 128) * s with s = max |w| / 127 over a block, so the largest weight of each block is met exactly.
 """
 
@@ -18,13 +19,15 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
+from export.calibrate import Range, Ranges, key, linear_weight
 from export.graphs import Stage
-from export.nodes import MICROSOFT, Writer, constant, single_consumer, walk
+from export.nodes import MICROSOFT, Writer, constant, producer, single_consumer, walk
 
 BLOCKS = (64, 128, 32, 16)  # preferred first; a block must divide the inputs
 SCALES = "scales"  # how the names of scales begin
 LEAST_WEIGHTS = 1024  # smaller ones are not worth an operator
-INT8_ACTIVATIONS = 4  # MatMulNBits accuracy_level: int8 dot products
+LARGEST_CODE = 63  # of a linear layer's weights
+CUTS = np.linspace(1.0, 0.7, 13)  # shares of the largest weight of an output that are tried as its largest code
 
 
 @dataclass
@@ -39,20 +42,21 @@ class Report:
         self.quantized[kind] = self.quantized.get(kind, 0) + 1
 
 
-METHOD = "8-bit weights in blocks, symmetric; activations quantized row by row (MatMulNBits, accuracy level 4)"
+METHOD = "linear layers: 7-bit weights by output, 8-bit activations of constant range (MatMulIntegerToFloat)"
 
 
-def quantize(stage: Stage, tables: frozenset[str]) -> Report:
+def quantize(stage: Stage, tables: frozenset[str], ranges: Ranges) -> Report:
     """Quantize a stage in place.
 
     Args:
         stage: fused fp32 stage.
         tables: names of initializers that are trained embedding tables (a table of positions is none).
+        ranges: of the inputs of linear layers, by key of the weight.
     """
     report = Report()
     for node in walk(stage.graph):
         if node.op_type in ("MatMul", "Gemm"):
-            _quantize_linear(stage, node, report)
+            _quantize_linear(stage, node, ranges, report)
         elif node.op_type == "Gather":
             _quantize_table(stage, node, tables, report)
         elif node.op_type in ("LSTM", "GRU", "RNN"):
@@ -100,48 +104,76 @@ def _readable(value: ir.Value | None) -> str:
     return f"{' and '.join(sorted({use.node.op_type for use in value.uses()}))} of {shape}"
 
 
-def _quantize_linear(stage: Stage, node: ir.Node, report: Report) -> None:
-    weight = constant(node.inputs[1])
-    if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
-        return  # a product of two activations
-    name = _readable(node.inputs[1])
-    turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1
-    matrix = weight if turned else weight.T  # (outputs, inputs)
-    outputs, inputs = matrix.shape
-    block = block_size(inputs)
-    if block is None:
-        report.kept[name] = f"its {inputs} inputs are no multiple of {BLOCKS[-1]}"
+def quantize_outputs(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantize (inputs, outputs) with a scale per output: codes (inputs, outputs), scales (outputs,).
+
+    Of some shares of an output's largest weight, the one with the least squared error becomes the largest code.
+    """
+    largest = np.abs(weight).max(0)  # (outputs,)
+    largest = np.where(largest == 0, 1, largest)
+    best = np.full(largest.shape, np.inf)
+    scales = np.ones(largest.shape, np.float32)
+    for cut in CUTS:
+        tried = (largest * cut / LARGEST_CODE).astype(np.float32)
+        error = np.square(_codes(weight, tried) * tried - weight).sum(0)
+        scales, best = np.where(error < best, tried, scales), np.minimum(error, best)
+    return _codes(weight, scales).astype(np.int8), scales
+
+
+def _codes(weight: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    codes: NDArray[np.float32] = np.clip(np.rint(weight / scales), -LARGEST_CODE, LARGEST_CODE)
+    return codes
+
+
+def _quantize_linear(stage: Stage, node: ir.Node, ranges: Ranges, report: Report) -> None:
+    weight = linear_weight(node)  # (inputs, outputs)
+    if weight is None:
         return
-    if matrix.size < LEAST_WEIGHTS:
-        report.kept[name] = f"only {matrix.size} weights"
+    name = _readable(node.inputs[1])
+    if weight.size < LEAST_WEIGHTS:
+        report.kept[name] = f"only {weight.size} weights"
         return
     if node.op_type == "Gemm" and not _is_plain_gemm(node):
         report.kept[name] = "its Gemm scales or transposes its input"
         return
-    codes, scales = quantize_blocks(np.asarray(matrix, np.float32), block)
-    last, bias = _bias(node, outputs)
-    write = Writer(stage.graph, node, "int8")
-    result = write(
-        "MatMulNBits",
-        node.inputs[0],
-        write.constant(codes, "codes"),
-        write.constant(scales, SCALES),
-        *((None, None, bias) if bias is not None else ()),
-        domain=MICROSOFT,
-        dtype=ir.DataType.FLOAT,
-        K=inputs,
-        N=outputs,
-        bits=8,
-        block_size=block,
-        accuracy_level=INT8_ACTIVATIONS,
-    )
+    found = ranges.get(key(weight))
+    if found is None:
+        report.kept[name] = "it is used neither in encode nor in step, so its inputs were not seen"
+        return
+    last, bias = _bias(node, weight.shape[1])
+    result = _integer_product(stage, node, weight, found, bias)
     replaced = last.outputs[0]
     result.shape, result.name = replaced.shape, replaced.name if replaced.is_graph_output() else result.name
     ir.convenience.replace_all_uses_with(replaced, result, replace_graph_outputs=True)
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     graph.remove([last] if last is node else [last, node], safe=True)
-    report.count("MatMulNBits")
+    report.count("MatMulIntegerToFloat")
+
+
+def _integer_product(
+    stage: Stage, node: ir.Node, weight: NDArray[np.float32], found: Range, bias: ir.Value | None
+) -> ir.Value:
+    """Write the layer in front of `node`; its output."""
+    write = Writer(stage.graph, node, "int8")
+    source = node.inputs[0]
+    relu = producer(source, "Relu")
+    if relu is not None and found.zero == 0:  # rounding to codes cuts negative values off by itself
+        source = relu.inputs[0]
+    scale, zero = write.constant(found.scale), write.constant(np.array(found.zero, np.uint8))
+    rounded = write("QuantizeLinear", source, scale, zero, dtype=ir.DataType.UINT8)
+    codes, scales = quantize_outputs(weight)
+    return write(
+        "MatMulIntegerToFloat",
+        rounded,
+        write.constant(codes, "codes"),
+        scale,
+        write.constant(scales, SCALES),
+        zero,
+        *((None, bias) if bias is not None else ()),
+        domain=MICROSOFT,
+        dtype=ir.DataType.FLOAT,
+    )
 
 
 def _is_plain_gemm(node: ir.Node) -> bool:

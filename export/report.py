@@ -13,7 +13,15 @@ from rich.table import Table
 from serving.core.manifest import Bundle, GraphSet
 
 NEIGHBOURS = "neighbours"  # in a precision's parity: how far a score moves with the rows beside it
-NOTED = ("MatMulNBits", "GatherBlockQuantized", "GroupQueryAttention", "Attention", "LayerNormalization", "LSTM", "GRU")
+NOTED = (
+    "MatMulIntegerToFloat",
+    "GatherBlockQuantized",
+    "GroupQueryAttention",
+    "Attention",
+    "LayerNormalization",
+    "LSTM",
+    "GRU",
+)
 
 
 class Bar:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from export.calibrate import calibrate, random_sources
 from export.fusions import fuse
 from export.graphs import Stage, build_stages, trained_tables
 from export.heads import add_search_head
@@ -69,7 +70,8 @@ def build(model: Model, folder: Path) -> Built:
 
     save("fp32")
     tables = trained_tables(model)
-    reports = {name: quantize(stage, tables) for name, stage in stages.items()}
+    ranges = calibrate(stages, folder, model.state_spec(), model.sizes, random_sources(model.sizes, 12))
+    reports = {name: quantize(stage, tables, ranges) for name, stage in stages.items()}
     save("int8")
     return Built(model, stages, fusions, reports, folder, files)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from click import Option
 
 from export.bundle import MANIFEST_NAME
+from export.calibrate import SENTENCES
 from export.cli import export
 from export.pipeline import CODEC_FILE, FILES, Options
-from export.quantize import BLOCKS
+from export.quantize import BLOCKS, LARGEST_CODE
 from export.verify import BATCHES, LENGTHS, LONG, TOLERANCE
 
 TEXT = " ".join((Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8").split())
@@ -36,3 +37,5 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"`--max-loss` BLEU ({Options().max_loss})" in TEXT
     assert BLOCKS == (64, 128, 32, 16)
     assert "block of 64 inputs (or the largest of 128, 32 and 16 that divides them)" in TEXT
+    assert f"whole numbers of at most {LARGEST_CODE}" in TEXT
+    assert f"up to {SENTENCES} sentences" in TEXT

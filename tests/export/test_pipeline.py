@@ -88,8 +88,8 @@ def test_the_manifest_holds_the_proof(bundle: Bundle) -> None:
     assert str(fp32.quality["set"]).startswith("dev.source, dev.target (first 20, SHA-256 ")
     assert str(fp32.quality["bleu_signature"]).startswith("nrefs:1|case:mixed")
     assert int8.quality["bleu_fp32"] == fp32.quality["bleu"]
-    assert int8.operators["step"]["MatMulNBits"] == 2
-    assert int8.quantized["int8 in step"] == "1 GatherBlockQuantized, 2 MatMulNBits"
+    assert int8.operators["step"]["MatMulIntegerToFloat"] == 2
+    assert int8.quantized["int8 in step"] == "1 GatherBlockQuantized, 2 MatMulIntegerToFloat"
     assert manifest.tools.opset == 24
     assert {"torch", "onnx", "onnxscript", "onnxruntime"} <= set(manifest.tools.versions)
     assert manifest.provenance.licence == "CC0"
@@ -106,7 +106,16 @@ def test_the_manifest_names_no_place_of_this_machine(run: Path, bundle: Bundle) 
 def test_inspect_shows_everything(bundle: Bundle) -> None:
     result = call("inspect", str(bundle.path))
     assert result.exit_code == 0, result.output
-    for word in ("bag 7", "step.int8.onnx", "MatMulNBits", "recurrent", "from PyTorch", "bleu_loss", "CC0", "codec"):
+    for word in (
+        "bag 7",
+        "step.int8.onnx",
+        "MatMulIntegerToFloat",
+        "recurrent",
+        "from PyTorch",
+        "bleu_loss",
+        "CC0",
+        "codec",
+    ):
         assert word in result.output, word
     as_json = call("inspect", str(bundle.path), "--json")
     assert json.loads(as_json.output)["name"] == "bag"
@@ -193,11 +202,11 @@ def test_case_42_the_gate_needs_a_development_set(run: Path, tmp_path: Path) -> 
 def test_case_42_int8_gibberish_does_not_leave_the_house(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Codes read with the wrong sign: the graph runs, and its sentences are nonsense."""
+    """Codes of the outputs in the wrong order: the graph runs, and its sentences are nonsense."""
     from export import quantize
 
-    true = quantize.quantize_blocks
-    monkeypatch.setattr(quantize, "quantize_blocks", lambda weight, block: true(-weight, block))
+    true = quantize.quantize_outputs
+    monkeypatch.setattr(quantize, "quantize_outputs", lambda weight: true(weight[:, ::-1]))
     with pytest.raises(GateError, match=r"int8 reaches .* BLEU, fp32 .* lost"):
         export_bundle(load_subject(run), tmp_path / "bag", Options())
     assert not any(tmp_path.iterdir())
