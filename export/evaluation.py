@@ -16,7 +16,7 @@ from typing import Any
 from serving.core.errors import ConfigError, FuseqError, InvalidInput, NotFound
 from serving.core.manifest import MANIFEST_NAME, open_bundle
 from serving.core.types import SearchOptions, StopReason
-from serving.engine.engine import Engine
+from serving.engine.pool import Pool, share_out
 from serving.engine.sessions import open_stages
 from serving.engine.settings import EngineSettings
 from serving.engine.translator import Translation, Translator
@@ -152,7 +152,8 @@ def _with_bundle(target: Path, test: TestSet, beam: int | None, precision: str |
     manifest = bundle.manifest
     _check_languages(test, manifest.source_language, manifest.target_language)
     stages = open_stages(bundle, precision)
-    engine = Engine(bundle, stages, EngineSettings())
+    workers, _ = share_out()
+    engine = Pool(bundle, stages, EngineSettings(), workers=workers)
     translator = Translator(bundle, engine)
     options = translator.default_options
     options = replace(options, beam=beam or options.beam)
@@ -162,7 +163,7 @@ def _with_bundle(target: Path, test: TestSet, beam: int | None, precision: str |
         seconds = time.perf_counter() - begin
     outputs = [Output(answer.text, answer.stop_reason, answer.truncated) for answer in answers]
     how: dict[str, str | int] = {"kind": "bundle", "architecture": manifest.architecture, "precision": stages.precision}
-    return Outputs(outputs, seconds, {**how, "device": stages.device, "threads": stages.threads, "beam": options.beam})
+    return Outputs(outputs, seconds, {**how, "device": stages.device, "workers": workers, "beam": options.beam})
 
 
 class _Flight:

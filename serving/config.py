@@ -42,14 +42,23 @@ class Settings(BaseModel):
     precision: str = Field(
         default="", description="Precision of the graphs, for instance int8; empty for each bundle's default."
     )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Engines that decode each model side by side; 0 for as many as there are processors for.",
+    )
     threads: int = Field(
-        default=0, ge=0, description="Threads that compute; 0 for as many as the process may use, less one for calls."
+        default=0,
+        ge=0,
+        description="Threads of each worker; 0 for the processors that the workers leave, at least one. "
+        "More than one help large models only.",
     )
     rows: int = Field(
         default=_ENGINE.rows,
         ge=1,
         le=4096,
-        description="Rows that one step decodes at most; a beam of n takes n of them.",
+        description="Rows that one step of a worker decodes at most; a beam of n takes n of them.",
     )
     queue: int = Field(
         default=_ENGINE.queue,

@@ -10,9 +10,10 @@ from pathlib import Path
 from serving.config import Settings
 from serving.core.errors import ConfigError, NotFound
 from serving.core.manifest import Manifest, open_bundle
-from serving.engine.engine import Engine, EngineSettings
 from serving.engine.observer import Silent
+from serving.engine.pool import Pool, share_out
 from serving.engine.sessions import open_stages, share_threads
+from serving.engine.settings import EngineSettings
 from serving.engine.translator import Translator
 from serving.metrics import Load, Metrics
 
@@ -21,7 +22,7 @@ from serving.metrics import Load, Metrics
 class Model:
     """One model in use."""
 
-    engine: Engine
+    engine: Pool
     translator: Translator
 
     @property
@@ -100,7 +101,7 @@ class Registry:
             FuseqError: a bundle cannot be used, or two have one name.
         """
         if self._share:
-            share_threads(self._settings.threads or None)
+            share_threads(share_out(self._settings.workers, self._settings.threads)[1])
         for path in bundles:
             model = self._open(path)
             with self._lock:
@@ -113,9 +114,12 @@ class Registry:
         name = bundle.manifest.name
         if name in self._models:
             raise ConfigError(f"bundle {path}: a model named {name!r} is open already; names must differ")
-        stages = open_stages(bundle, settings.precision or None, settings.device, settings.threads or None)
+        workers, threads = share_out(settings.workers, settings.threads)
+        stages = open_stages(bundle, settings.precision or None, settings.device, threads)
+        if stages.device == "cuda":  # one device, which runs one call at a time
+            workers = settings.workers or 1
         limits = EngineSettings(rows=settings.rows, queue=settings.queue, memory_bytes=settings.memory_mib << 20)
-        engine = Engine(bundle, stages, limits, _StepMetrics(self._metrics))
+        engine = Pool(bundle, stages, limits, _StepMetrics(self._metrics), workers)
         engine.start()
         return Model(engine, Translator(bundle, engine))
 

@@ -79,6 +79,7 @@ class Engine:
         self._aligned: list[tuple[Group, Aligned]] = []
         self._groups: dict[Job, Group] = {}  # that have no answer yet
         self._waiting = 0
+        self._load = 0
         self._accepting = False
         self._stop_at: float | None = None
         self._finished_all = True
@@ -145,6 +146,16 @@ class Engine:
             self._thread.join()
         return self._finished_all
 
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for rows."""
+        return self._waiting
+
+    @property
+    def load(self) -> int:
+        """Rows that the jobs without an answer can grow to."""
+        return self._load
+
     def snapshot(self) -> Snapshot:
         """The engine's state at the end of its last action; all figures belong together."""
         with self._condition:
@@ -209,6 +220,7 @@ class Engine:
             raise InvalidInput("the job was submitted before; make a new one")
         self._received += 1
         self._waiting += 1
+        self._load += group.rows_reserved
         self._groups[group.job] = group
         self._submitted.append(group)
         self._condition.notify()
@@ -307,6 +319,7 @@ class Engine:
         with self._condition:
             for group, outcome in answers:
                 group.answered = True
+                self._load -= group.rows_reserved
                 del self._groups[group.job]
                 self._tally.add(outcome)
             self._waiting = len(self._submitted) + len(self._scheduler.waiting)

@@ -5,8 +5,6 @@ calls `share_threads` before it opens anything, and all its sessions then use on
 pool cannot be replaced, and every other session of the process must use it too. Without it each session has its
 own pool, which spins only while the session runs; the sessions of one engine run one at a time, so no two pools
 compete. The shared pool spins for some 50 ms after each run (the runtime offers no switch): nothing when idle.
-
-One processor is left to Python: it feeds the callers while the graphs run, and a spinning pool would fight it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from typing import Any, Literal, Protocol
 
 from serving.core.errors import BundleError, ConfigError, MissingDependency, Unsupported
 from serving.core.manifest import Bundle
-from serving.engine import processors
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -75,12 +72,7 @@ def _runtime() -> Any:
     return onnxruntime
 
 
-def default_threads() -> int:
-    """Threads for the graphs: the processors that the process may use, less one for Python."""
-    return max(1, processors.usable() - 1)
-
-
-def share_threads(threads: int | None = None) -> int:
+def share_threads(threads: int) -> int:
     """Let every session that this process opens from now on share `threads` threads; returns their number.
 
     For more than one thread this makes the process-wide pool of ONNX Runtime, which refuses sessions that do not use
@@ -90,18 +82,17 @@ def share_threads(threads: int | None = None) -> int:
         ConfigError: there is a pool of another size already; it cannot be replaced.
     """
     global _shared_threads, _pool_made
-    wanted = threads or default_threads()
     with _share_lock:
-        if _pool_made and wanted != _shared_threads:
-            raise ConfigError(f"this process shares {_shared_threads} threads already; {wanted} need a new process")
-        if wanted > 1 and not _pool_made:
-            _runtime().set_global_thread_pool_sizes(wanted, 1)
+        if _pool_made and threads != _shared_threads:
+            raise ConfigError(f"this process shares {_shared_threads} threads already; {threads} need a new process")
+        if threads > 1 and not _pool_made:
+            _runtime().set_global_thread_pool_sizes(threads, 1)
             _pool_made = True
-        _shared_threads = wanted
-    return wanted
+        _shared_threads = threads
+    return threads
 
 
-def session_options(threads: int | None = None) -> tuple[Any, int]:
+def session_options(threads: int = 1) -> tuple[Any, int]:
     """Options for a session of this process, and the number of threads that it will use."""
     options = _runtime().SessionOptions()
     options.log_severity_level = FATAL
@@ -115,7 +106,7 @@ def session_options(threads: int | None = None) -> tuple[Any, int]:
     if pool_made:
         options.use_per_session_threads = False
         return options, shared
-    own = shared or threads or default_threads()
+    own = shared or threads
     options.intra_op_num_threads = own
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options, own
@@ -131,7 +122,7 @@ def _choose_device(device: Device) -> Literal["cpu", "cuda"]:
     return "cuda" if has_cuda and device != "cpu" else "cpu"
 
 
-def _open(path: str, device: Literal["cpu", "cuda"], threads: int | None) -> tuple[Any, int]:
+def _open(path: str, device: Literal["cpu", "cuda"], threads: int) -> tuple[Any, int]:
     options, used = session_options(threads)
     providers = [CUDA, CPU] if device == "cuda" else [CPU]
     try:
@@ -141,14 +132,12 @@ def _open(path: str, device: Literal["cpu", "cuda"], threads: int | None) -> tup
     return session, used
 
 
-def open_stages(
-    bundle: Bundle, precision: str | None = None, device: Device = "auto", threads: int | None = None
-) -> Stages:
+def open_stages(bundle: Bundle, precision: str | None = None, device: Device = "auto", threads: int = 1) -> Stages:
     """Open a precision's graphs, the bundle's default for None.
 
     Args:
         device: `auto` takes a CUDA device where one works, else the CPU.
-        threads: for each session; ignored where the process shares threads. None or 0: `default_threads`.
+        threads: for each session; ignored where the process shares threads.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.

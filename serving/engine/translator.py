@@ -17,6 +17,7 @@ from serving.core.manifest import Bundle
 from serving.core.types import Hypothesis, SearchOptions, StopReason
 from serving.engine.engine import Engine
 from serving.engine.jobs import Job, Outcome, Result
+from serving.engine.pool import Pool
 
 PAUSE_SECONDS = 0.02
 
@@ -68,7 +69,7 @@ OnTranslated = Callable[[Translation | FuseqError], None]
 class Translator:
     """Translates texts with a bundle's engine. Every method may be called from any thread."""
 
-    def __init__(self, bundle: Bundle, engine: Engine) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine | Pool) -> None:
         """Open the codecs.
 
         Raises:

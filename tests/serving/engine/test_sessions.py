@@ -12,7 +12,7 @@ import pytest
 
 from serving.core.errors import BundleError, MissingDependency, NotFound, Unsupported
 from serving.core.manifest import Bundle
-from serving.engine import processors, sessions
+from serving.engine import sessions
 from tests.serving.engine.conftest import Opened
 
 
@@ -31,14 +31,8 @@ def test_open_stages_says_what_it_opened(bundle: Bundle) -> None:
     stages = sessions.open_stages(bundle, "fp32", "cpu", threads=2)
     assert (stages.precision, stages.device, stages.threads) == ("fp32", "cpu", 2)
     assert stages.align is not None
-    assert sessions.open_stages(bundle, device="auto").threads == sessions.default_threads()
+    assert sessions.open_stages(bundle, device="auto").threads == 1
     assert {port.name for port in stages.encode.get_inputs()} == {"source", "lengths"}
-
-
-def test_one_processor_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    for usable, threads in ((1, 1), (2, 1), (8, 7)):
-        monkeypatch.setattr(processors, "usable", lambda usable=usable: usable)
-        assert sessions.default_threads() == threads
 
 
 def test_case_85_a_cuda_device_that_is_not_there_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
