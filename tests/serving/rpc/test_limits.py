@@ -46,7 +46,7 @@ def test_a_default_beam_over_the_servers_limit_is_cut_to_it(beaming: Path, setti
 
 
 def test_memory_for_fewer_rows_is_a_smaller_largest_beam(beaming: Path) -> None:
-    with running(beaming, rows=4096, memory_mib=1) as server, server.stub() as stub:
+    with running(beaming, rows=4096, memory_mib=1, workers=1) as server, server.stub() as stub:
         rows = server.snapshot().capacity
         assert stub.ListModels(pb.ListModelsRequest(), timeout=10).max_beam == min(32, rows)
     with LocalTranslator(beaming, settings=Settings(rows=2)) as translator:
