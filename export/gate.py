@@ -6,7 +6,7 @@ A precision that loses more BLEU against fp32 than allowed does not leave the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from export.errors import GateError
@@ -36,13 +36,14 @@ class Quality:
 def measure_quality(
     bundle: Bundle, precision: str, dev: DevelopmentSet, progress: Callable[[int], object] = lambda done: None
 ) -> Quality:
-    """Translate the set with the serving engine, beam search of 4 rows, and score it.
+    """Translate the set with the serving engine, as a request for a beam of 4 would have it, and score it.
 
     Raises:
         MissingDependency: sacreBLEU is not installed.
         GateError: a sentence could not be translated.
     """
-    texts = translate_set(bundle, precision, dev.sources, SearchOptions(beam=BEAM), progress)
+    options = replace(bundle.manifest.search.options(), beam=BEAM)
+    texts = translate_set(bundle, precision, dev.sources, options, progress)
     scores = score(texts, [[reference] for reference in dev.references])
     details: dict[str, float | str] = {
         "bleu": round(scores.bleu, 2),

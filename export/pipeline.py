@@ -24,10 +24,8 @@ from export.sessions import Sessions
 from export.subject import Subject
 from export.verify import check_cached_decoding, check_independence, check_levels, check_parity, measure_parity
 from export.weights import save_graphs
-from serving.core.codecs import SentencePieceCodec
 from serving.core.manifest import (
     Bundle,
-    CodecEntry,
     GraphSet,
     Limits,
     Manifest,
@@ -42,7 +40,6 @@ from serving.core.manifest import (
 FP32: Precision = "fp32"
 INT8: Precision = "int8"
 BOTH: tuple[Precision, ...] = (FP32, INT8)
-CODEC_FILE = "codec.model"
 FILES = {"encode": "encoder", "step": "step", "align": "align"}  # stage -> file name
 SCORE_DRIFT = 1e-5  # how far a score may move with a row's neighbours (fp32 and int8)
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "fuseq")
@@ -89,7 +86,8 @@ def export_bundle(subject: Subject, output: Path, options: Options, report: Repo
         stages = build_stages(subject.model, on_stage=report.advance)
         fusions = {name: fuse(stage) for name, stage in stages.items()}
         add_search_head(stages["step"])
-        (draft.folder / CODEC_FILE).write_bytes(subject.codec)
+        for file, content in subject.codecs.contents.items():
+            (draft.folder / file).write_bytes(content)
 
         sets = {FP32: _fp32(subject, stages, fusions, draft, report)}
         if INT8 in options.precisions:
@@ -110,7 +108,7 @@ def _check_options(subject: Subject, options: Options) -> None:
         raise ExportError("no precision to export; name fp32, int8 or both")
     if INT8 in options.precisions and options.gate and subject.dev is None:
         raise ExportError(
-            "int8 needs a development set to prove its quality, and the training's cannot be read from here;"
+            "int8 needs a development set to prove its quality, and there is none that can be read from here;"
             " give --dev SOURCE TARGET, or --no-gate"
         )
 
@@ -148,7 +146,7 @@ def _ranges(subject: Subject, stages: dict[str, Stage], draft: Draft, report: Re
     if subject.dev is None:
         sources = random_sources(model.sizes)
     else:
-        codec = SentencePieceCodec(subject.codec)
+        codec = subject.codecs.source.codec()
         texts = [text for text in subject.dev.sources if text.strip()][:: max(1, len(subject.dev.sources) // SENTENCES)]
         longest = model.sizes.source_limit - 1
         sources = [[*codec.encode(text)[:longest], codec.special.eos] for text in texts[:SENTENCES]]
@@ -226,9 +224,6 @@ def _drop_unwanted(draft: Draft, sets: dict[Precision, GraphSet], options: Optio
 
 def _manifest(subject: Subject, options: Options, sets: dict[Precision, GraphSet]) -> Manifest:
     sizes = subject.model.sizes
-    codec = CodecEntry(
-        kind="sentencepiece", file=CODEC_FILE, size=sizes.source_vocabulary, normalisation=subject.normalisation
-    )
     special = sizes.special
     return Manifest(
         name=subject.name,
@@ -240,8 +235,8 @@ def _manifest(subject: Subject, options: Options, sets: dict[Precision, GraphSet
         state=tuple(
             StateEntry(name=t.name, dtype=t.dtype, axes=t.axes, role=t.role) for t in subject.model.state_spec()
         ),
-        source_codec=codec,
-        target_codec=codec,
+        source_codec=subject.codecs.source.entry,
+        target_codec=subject.codecs.target.entry,
         special=Special(pad=special.pad, bos=special.bos, eos=special.eos, unk=special.unk),
         limits=Limits(source=sizes.source_limit, target=sizes.target_limit),
         search=options.search,

@@ -108,7 +108,7 @@ def _facts(bundle: Bundle) -> Table:
         "codec": f"{manifest.source_codec.kind}, {manifest.source_codec.size:,} pieces, "
         f"normalisation {manifest.source_codec.normalisation or 'unknown'}",
         "limits": f"{manifest.limits.source} source tokens, {manifest.limits.target} decoder positions",
-        "search": f"beam {search.beam}, length penalty {search.length_penalty}, "
+        "search": f"beam {search.beam}, length penalty {search.length_penalty} ({search.length_normalisation}), "
         f"at most {search.max_length_ratio} x source + {search.max_length_margin} tokens",
         "tools": f"opset {manifest.tools.opset}, IR {manifest.tools.ir}, "
         + ", ".join(f"{name} {version}" for name, version in manifest.tools.versions.items()),
@@ -116,6 +116,7 @@ def _facts(bundle: Bundle) -> Table:
         "licence": provenance.licence,
         "attribution": provenance.attribution,
         "training": ", ".join(_plain(training)),
+        "imported": ", ".join(_plain(provenance.details.get("import", {}))),
     }
     for key, value in rows.items():
         if value:
@@ -142,7 +143,7 @@ def _graphs(bundle: Bundle) -> Table:
     for column in ("file", "what", "size"):
         table.add_column(column, justify="right" if column == "size" else "left", no_wrap=column != "what")
     manifest = bundle.manifest
-    what = {manifest.source_codec.file: "codec", manifest.target_codec.file: "codec"}
+    what = dict.fromkeys((*manifest.source_codec.files(), *manifest.target_codec.files()), "codec")
     for precision, graphs in manifest.precisions.items():
         default = ", the default" if precision == manifest.default_precision else ""
         for stage, file in graphs.graphs.items():

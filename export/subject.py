@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from serving.core.codecs import Codec, SentencePieceCodec, make_codec
 from serving.core.errors import FuseqError, InvalidInput
-from serving.core.manifest import Provenance
+from serving.core.manifest import CodecEntry, Provenance
 from training.checkpoint import Trained, load_trained
 from training.corpus import Pair, read_parallel
 from training.models.base import Model
 from training.runner import read_pairs
 
+CODEC_FILE = "codec.model"
 MOST_SENTENCES = 2000  # of a development set
 
 
@@ -28,17 +30,49 @@ class DevelopmentSet:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecFiles:
+    """A codec as a bundle holds it: its entry in the manifest, and what the files that the entry names hold."""
+
+    entry: CodecEntry
+    contents: Mapping[str, bytes]
+
+    def codec(self) -> Codec:
+        """The codec itself."""
+        return make_codec(self.entry, self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """Those of both sides, often the same."""
+
+    source: CodecFiles
+    target: CodecFiles
+
+    @classmethod
+    def joint(cls, model: bytes, normalisation: str = "") -> Codecs:
+        """One SentencePiece model for both languages, as trainings here have it."""
+        size = SentencePieceCodec(model).size
+        entry = CodecEntry(kind=SentencePieceCodec.kind, file=CODEC_FILE, size=size, normalisation=normalisation)
+        both = CodecFiles(entry, {CODEC_FILE: model})
+        return cls(both, both)
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """Every file by name."""
+        return {**self.source.contents, **self.target.contents}
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
-    """What is exported: a model in evaluation mode with its codec and where it comes from."""
+    """What is exported: a model in evaluation mode with its codecs and where it comes from."""
 
     model: Model
-    codec: bytes  # the SentencePiece model of both languages
+    codecs: Codecs
     architecture: str
     architecture_config: dict[str, Any]
     name: str
     source_language: str = ""
     target_language: str = ""
-    normalisation: str = ""
     provenance: Provenance = field(default_factory=Provenance)
     dev: DevelopmentSet | None = None
 
@@ -60,13 +94,12 @@ def load_subject(checkpoint: Path, dev: tuple[Path, Path] | None = None, name: s
     architecture_config = {key: value for key, value in config.model.items() if key != "architecture"}
     return Subject(
         trained.model,
-        trained.vocabulary,
+        Codecs.joint(trained.vocabulary, config.vocabulary.normalisation),
         str(config.model["architecture"]),
         architecture_config,
         name or config.name,
         config.data.source_language,
         config.data.target_language,
-        config.vocabulary.normalisation,
         _provenance(trained),
         read_development_set(*dev) if dev is not None else _own_development_set(trained),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 from typing import NoReturn
@@ -18,6 +19,7 @@ COMMANDS = {
     "train": ("training.cli", "Train a model."),
     "evaluate": ("export.evaluate", "Measure a checkpoint or bundle on a test set."),
     "export": ("export.cli", "Turn a checkpoint into a bundle."),
+    "import": ("export.importing", "Turn a model that was trained elsewhere into a bundle."),
     "inspect": ("export.cli", "Show what is in a bundle."),
     "translate": ("serving.cli", "Translate text, in process or on a server."),
     "serve": ("serving.cli", "Serve bundles over gRPC."),
@@ -31,6 +33,7 @@ EXTRAS = {
     "onnxscript": "train",
     "onnxruntime": "cpu",
     "sacrebleu": "train",
+    "safetensors": "train",
     "torch": "train",
     "yaml": "train",
 }
@@ -45,7 +48,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        variable = cmd_name + "_" * keyword.iskeyword(cmd_name)
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), variable)
         assert isinstance(command, click.Command)
         return command
 

@@ -9,8 +9,9 @@ from click import Option
 from export.bundle import MANIFEST_NAME
 from export.calibrate import SENTENCES
 from export.cli import export
-from export.pipeline import CODEC_FILE, FILES, Options
+from export.pipeline import FILES, Options
 from export.quantize import BLOCKS, LARGEST_CODE
+from export.subject import CODEC_FILE
 from export.verify import BATCHES, LENGTHS, LONG, TOLERANCE
 
 TEXT = " ".join((Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8").split())

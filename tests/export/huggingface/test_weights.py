@@ -18,7 +18,8 @@ SIZES = {"vocab_size": 60, "decoder_vocab_size": 60, "d_model": 16, "encoder_lay
 SIDES = {
     f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("attention_heads", 4), ("ffn_dim", 24))
 }
-IDS = {"pad_token_id": 59, "decoder_start_token_id": 59, "eos_token_id": 0, "forced_eos_token_id": 0}
+PAD = 49
+IDS = {"pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": 0, "forced_eos_token_id": 0}
 OURS = {"size": 16, "feed_forward": 24, "heads": 4, "encoder_layers": 2, "decoder_layers": 2, "pre_norm": False}
 
 
@@ -71,7 +72,7 @@ def test_logits_are_those_of_the_model(options: dict[str, Any]) -> None:
     )
     shared = config.share_encoder_decoder_embeddings
     targets = config.vocab_size if shared else config.decoder_vocab_size
-    sizes = Sizes(60, targets, 40, 40, SpecialIds(59, 59, 0, 1), shared_vocabulary=shared)
+    sizes = Sizes(60, targets, 40, 40, SpecialIds(PAD, PAD, 0, 1), shared_vocabulary=shared)
     built = build_model(ours, sizes, theirs.state_dict(), "weights")
     cell = inputs(targets=targets)
     torch.testing.assert_close(built(*cell), logits_of(theirs, *cell), atol=2e-5, rtol=1e-5)

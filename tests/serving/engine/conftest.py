@@ -32,7 +32,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """A small model of each architecture, exported in fp32 and int8. Random weights, large enough to say something."""
     import torch
 
-    from export.pipeline import Options, Subject, export_bundle
+    from export.pipeline import Options, export_bundle
+    from export.subject import Codecs, Subject
     from training.models.base import Sizes, find_architecture
 
     shapes = {
@@ -48,7 +49,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(2.0)
-        subject = Subject(model, codec_model(), name, shape, name)
+        subject = Subject(model, Codecs.joint(codec_model()), name, shape, name)
         bundles[name] = export_bundle(subject, tmp_path_factory.mktemp("exported") / name, Options(gate=False))
     return bundles
 
