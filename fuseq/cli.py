@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": ("export.cli", "Show what is in a bundle."),
     "translate": ("serving.cli", "Translate text, in process or on a server."),
     "serve": ("serving.cli", "Serve bundles over gRPC."),
+    "bench": ("serving.bench", "Measure the speed of a bundle, here or on a server."),
     "demo": ("fuseq.demo", "Serve the bundled model and translate five sentences."),
 }
 
