@@ -134,7 +134,7 @@ def random_texts(bundle: Path, seed: int = 0) -> list[Work]:
     codec, limits = open_codec(opened, opened.manifest.source_codec), opened.manifest.limits
     draw = random.Random(seed)
     longest = min(LONGEST_RANDOM, limits.source - 1, limits.target)
-    works = []
+    works: list[Work] = []
     while len(works) < RANDOM_TEXTS:
         text = codec.decode(draw.choices(range(codec.size), k=draw.randint(1, longest))).strip()
         length = len(codec.encode(text)) if text.isprintable() and text else 0
