@@ -5,27 +5,20 @@ PyTorch is loaded only for a training run.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serving.core.errors import ConfigError, FuseqError, InvalidInput, NotFound
+from export.bulk import Watch, translate_all
+from serving.core.errors import ConfigError, InvalidInput, NotFound
 from serving.core.manifest import MANIFEST_NAME, open_bundle
 from serving.core.types import SearchOptions, StopReason
-from serving.engine.pool import Pool, share_out
 from serving.engine.sessions import open_stages
-from serving.engine.settings import EngineSettings
-from serving.engine.translator import Translation, Translator
 from training.corpus import read_lines
 from training.metrics import Scores, score
 from training.split import SplitFolder
-
-Watch = Callable[[int], object]
-"""Told how many sentences were just done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,54 +145,14 @@ def _with_bundle(target: Path, test: TestSet, beam: int | None, precision: str |
     manifest = bundle.manifest
     _check_languages(test, manifest.source_language, manifest.target_language)
     stages = open_stages(bundle, precision)
-    workers, _ = share_out()
-    engine = Pool(bundle, stages, EngineSettings(), workers=workers)
-    translator = Translator(bundle, engine)
-    options = translator.default_options
+    options = manifest.search.options()
     options = replace(options, beam=beam or options.beam)
-    with engine:
-        begin = time.perf_counter()
-        answers = _Flight(translator, options, watch).run(test.sources)
-        seconds = time.perf_counter() - begin
-    outputs = [Output(answer.text, answer.stop_reason, answer.truncated) for answer in answers]
+    bulk = translate_all(bundle, stages, test.sources, options, watch)
+    outputs = [Output(one.text, one.stop_reason, one.truncated) for one in bulk.translations]
     how: dict[str, str | int] = {"kind": "bundle", "architecture": manifest.architecture, "precision": stages.precision}
-    return Outputs(outputs, seconds, {**how, "device": stages.device, "workers": workers, "beam": options.beam})
-
-
-class _Flight:
-    """Keeps the engine's queue filled until every sentence has its answer."""
-
-    def __init__(self, translator: Translator, options: SearchOptions, watch: Watch) -> None:
-        self._translator, self._options, self._watch = translator, options, watch
-        self._room = threading.Semaphore(max(1, translator.engine.settings.queue // 2))
-        self._answers: dict[int, Translation | FuseqError] = {}
-        self._done = threading.Condition()
-
-    def run(self, sources: Sequence[str]) -> list[Translation]:
-        """The translations, in order; a source over the limit is cut.
-
-        Raises:
-            FuseqError: a sentence could not be translated.
-        """
-        for index, text in enumerate(sources):
-            self._room.acquire()
-            self._translator.submit_text(text, self._options, on_done=partial(self._take, index), truncate=True)
-        with self._done:
-            self._done.wait_for(lambda: len(self._answers) == len(sources))
-        found: list[Translation] = []
-        for index in range(len(sources)):
-            answer = self._answers[index]
-            if isinstance(answer, FuseqError):
-                raise type(answer)(f"sentence {index + 1} cannot be translated: {answer}")
-            found.append(answer)
-        return found
-
-    def _take(self, index: int, answer: Translation | FuseqError) -> None:
-        self._room.release()
-        with self._done:
-            self._answers[index] = answer
-            self._done.notify()
-        self._watch(1)
+    return Outputs(
+        outputs, bulk.seconds, {**how, "device": stages.device, "workers": bulk.workers, "beam": options.beam}
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,18 @@ A precision that loses more BLEU against fp32 than allowed does not leave the ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from export.bulk import translate_all
 from export.errors import GateError
 from export.subject import DevelopmentSet
 from serving.core.errors import FuseqError
 from serving.core.manifest import Bundle
-from serving.core.types import SearchOptions
-from serving.engine.engine import Engine
 from serving.engine.sessions import open_stages
-from serving.engine.settings import EngineSettings
-from serving.engine.translator import Translator
 from training.metrics import score
 
-CHUNK = 64  # sentences between two notes of progress
 BEAM = 4
 
 
@@ -43,7 +39,11 @@ def measure_quality(
         GateError: a sentence could not be translated.
     """
     options = replace(bundle.manifest.search.options(), beam=BEAM)
-    texts = translate_set(bundle, precision, dev.sources, options, progress)
+    try:
+        bulk = translate_all(bundle, open_stages(bundle, precision, "cpu"), dev.sources, options, progress)
+    except FuseqError as error:
+        raise GateError(f"{precision}: {error}") from error
+    texts = [one.text for one in bulk.translations]
     scores = score(texts, [[reference] for reference in dev.references])
     details: dict[str, float | str] = {
         "bleu": round(scores.bleu, 2),
@@ -55,35 +55,6 @@ def measure_quality(
         "beam": float(BEAM),
     }
     return Quality(scores.bleu, scores.chrf, details)
-
-
-def translate_set(
-    bundle: Bundle,
-    precision: str,
-    sources: Sequence[str],
-    options: SearchOptions,
-    progress: Callable[[int], object] = lambda done: None,
-) -> list[str]:
-    """Translations of all sources, in order; one that is over the model's limit is cut.
-
-    Raises:
-        GateError: a sentence could not be translated.
-    """
-    engine = Engine(bundle, open_stages(bundle, precision, "cpu"), EngineSettings())
-    translator = Translator(bundle, engine)
-    engine.start()
-    try:
-        texts: list[str] = []
-        for start in range(0, len(sources), CHUNK):
-            found = translator.translate(sources[start : start + CHUNK], options, truncate=True)
-            for source, one in zip(sources[start : start + CHUNK], found, strict=True):
-                if isinstance(one, FuseqError):
-                    raise GateError(f"precision {precision} cannot translate {source!r}: {one}")
-                texts.append(one.text)
-            progress(len(found))
-        return texts
-    finally:
-        engine.stop(0)
 
 
 def check_loss(quality: Quality, reference: Quality, precision: str, allowed: float) -> dict[str, Any]:
