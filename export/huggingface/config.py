@@ -188,8 +188,12 @@ def read_generation(folder: Path) -> Generation:
     Raises:
         NotFound, ConfigError: as `read_model_config`.
     """
-    path = folder / GENERATION if (folder / GENERATION).is_file() else folder / CONFIG
-    tree = read_object(path)
+    path = folder / GENERATION
+    if path.is_file():
+        tree = read_object(path)
+    else:
+        path = folder / CONFIG
+        tree = {"forced_eos_token_id": 0, **read_object(path)}  # the default of a MarianConfig
     _refuse_options(path, tree, NEUTRAL_GENERATION)
     generation = _parse(path, Generation, tree)
     for words in generation.bad_words_ids or []:

@@ -36,6 +36,7 @@ FORMAT = "Hugging Face MarianMT"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # preferred first
 SENTENCEPIECE = {"source": "source.spm", "target": "target.spm"}
 VOCABULARY, TARGET_VOCABULARY, CARD = "vocab.json", "target_vocab.json", "README.md"
+CODEC_VOCABULARIES = {VOCABULARY: "vocabulary.json", TARGET_VOCABULARY: "target_vocabulary.json"}  # in a bundle
 # Where an output ends that does not end by itself: Marian's own factor (--max-length-factor), and ours for short texts.
 MAX_LENGTH_RATIO, MAX_LENGTH_MARGIN = 3.0, 12
 NEVER = -1e4  # a logit whose likelihood is exactly 0
@@ -89,7 +90,11 @@ class Checkpoint:
     @property
     def banned(self) -> set[int]:
         """Ids that are never generated, the end symbol never being one."""
-        return {word for [word] in self.generation.bad_words_ids or []} - {self.special.eos}
+        banned = {word for [word] in self.generation.bad_words_ids or []} - {self.special.eos}
+        size = self.config.target_vocabulary
+        if outside := sorted(word for word in banned if not 0 <= word < size):
+            raise ConfigError(f"{self.folder}: bad_words_ids {outside} are outside of the vocabulary of {size}")
+        return banned
 
     def search(self, beam: int | None = None) -> SearchDefaults:
         """How a bundle of the checkpoint searches: as `generate` does with early_stopping="never".
@@ -128,7 +133,7 @@ class Checkpoint:
             NotFound: a file is missing.
             ConfigError: files do not fit each other.
         """
-        codecs = self._codecs()
+        codecs = self.codecs()
         weights = self._weights_file()
         model = self._model(codecs.target.codec().special, weights)
         return Subject(
@@ -179,15 +184,20 @@ class Checkpoint:
                 model.projection.bias[sorted(self.banned)] = NEVER
         return model
 
-    def _codecs(self) -> Codecs:
-        """One codec for each side; they share what is the same for both."""
+    def codecs(self) -> Codecs:
+        """One codec for each side; they share what is the same for both.
+
+        Raises:
+            NotFound: a file is missing.
+            ConfigError: files do not fit each other.
+        """
         separate = self.tokenizer.separate_vocabs
         if separate is None:
             separate = (self.folder / TARGET_VOCABULARY).is_file()
-        vocabularies = {"source": VOCABULARY, "target": TARGET_VOCABULARY if separate else VOCABULARY}
-        sizes = {"source": self.config.vocab_size, "target": self.config.target_vocabulary}
-        files = {side: self._codec(side, vocabularies[side], sizes[side]) for side in SENTENCEPIECE}
-        source, target = files["source"], files["target"]
+        source = self._codec("source", VOCABULARY, self.config.vocab_size)
+        target = self._codec("target", TARGET_VOCABULARY if separate else VOCABULARY, self.config.target_vocabulary)
+        if source.codec().special != target.codec().special:
+            raise ConfigError(f"{self.folder}: {self.tokenizer.unk_token} must have one id in both vocabularies")
         if list(source.contents.values()) == list(target.contents.values()):
             target = source
         return Codecs(source, target)
@@ -213,7 +223,9 @@ class Checkpoint:
             raise ConfigError(f"{self.folder / vocabulary}: {tokenizer.eos_token} must be eos_token_id {special.eos}")
         named = {"pad": special.pad, "bos": special.bos, "eos": special.eos, "unk": ids[tokenizer.unk_token]}
         content = json.dumps({**named, "pieces": pieces}, ensure_ascii=False, separators=(",", ":")).encode()
-        entry = CodecEntry(kind=VocabularyCodec.kind, file=f"{side}.model", vocabulary=Path(vocabulary).name, size=size)
+        entry = CodecEntry(
+            kind=VocabularyCodec.kind, file=f"{side}.model", vocabulary=CODEC_VOCABULARIES[vocabulary], size=size
+        )
         made = CodecFiles(entry, {entry.file: path.read_bytes(), entry.vocabulary: content})
         try:
             made.codec()

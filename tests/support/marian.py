@@ -62,16 +62,20 @@ def vocabulary(*models: bytes, extra: Iterable[str] = ()) -> dict[str, int]:
     return {piece: index for index, piece in enumerate(dict.fromkeys([*pieces, *extra, "<pad>"]))}
 
 
-def write_tokenizer(folder: Path, separate: bool = False) -> tuple[int, int]:
-    """Write the files of a tokenizer; the sizes of the source's and the target's vocabulary."""
+def write_tokenizer(folder: Path, separate: bool = False, extra: int = 0) -> tuple[int, int]:
+    """Write the files of a tokenizer; the sizes of the source's and the target's vocabulary.
+
+    With `extra` a joint vocabulary has so many pieces more, which no text is cut into.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     models = {"source": source_model(), "target": target_model()}
     for side, model in models.items():
         (folder / f"{side}.spm").write_bytes(model)
+    spare = [f"\u2581spare{number}" for number in range(extra)]
     if separate:
         found = {"vocab.json": vocabulary(models["source"]), "target_vocab.json": vocabulary(models["target"])}
     else:
-        found = {"vocab.json": vocabulary(*models.values(), extra=LANGUAGES)}
+        found = {"vocab.json": vocabulary(*models.values(), extra=(*LANGUAGES, *spare))}
     for name, ids in found.items():
         (folder / name).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
     settings = {"source_lang": "en", "target_lang": "de", "separate_vocabs": separate}
