@@ -9,6 +9,15 @@ from click import Option
 from export.bundle import MANIFEST_NAME
 from export.calibrate import SENTENCES
 from export.cli import export
+from export.huggingface.reader import (
+    CODEC_VOCABULARIES,
+    MAX_LENGTH_MARGIN,
+    MAX_LENGTH_RATIO,
+    SENTENCEPIECE,
+    VOCABULARY,
+    WEIGHTS,
+)
+from export.importing import hf
 from export.pipeline import FILES, Options
 from export.quantize import BLOCKS, LARGEST_CODE
 from export.subject import CODEC_FILE
@@ -18,7 +27,7 @@ TEXT = " ".join((Path(__file__).resolve().parents[2] / "docs" / "export.md").rea
 
 
 def test_every_option_is_documented() -> None:
-    for parameter in export.params:
+    for parameter in (*export.params, *hf.params):
         if isinstance(parameter, Option):
             assert parameter.opts[0] in TEXT, parameter.name
 
@@ -40,3 +49,10 @@ def test_numbers_are_those_of_the_code() -> None:
     assert "block of 64 inputs (or the largest of 128, 32 and 16 that divides them)" in TEXT
     assert f"whole numbers of at most {LARGEST_CODE}" in TEXT
     assert f"up to {SENTENCES} sentences" in TEXT
+
+
+def test_the_files_and_limits_of_an_import_are_those_of_the_code() -> None:
+    for name in (*WEIGHTS, *SENTENCEPIECE.values(), *CODEC_VOCABULARIES, CODEC_VOCABULARIES[VOCABULARY]):
+        assert f"`{name}`" in TEXT
+    assert f"at most {MAX_LENGTH_RATIO:g} tokens for each of the source" in TEXT
+    assert f"and {MAX_LENGTH_MARGIN} more" in TEXT

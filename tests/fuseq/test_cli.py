@@ -178,6 +178,7 @@ def test_every_command_is_there_and_documented(name: str) -> None:
     [
         (["train", "some.yaml"], "torch", "train"),
         (["export", "some.pt", "-o", "bundle"], "onnxscript", "cpu,train"),
+        (["import", "hf", "some", "-o", "bundle"], "torch", "cpu,train"),
         (["translate", "x"], "onnxruntime", "cpu"),
         (["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], "onnxruntime", "cpu"),
     ],
