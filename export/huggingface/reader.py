@@ -222,14 +222,14 @@ class Checkpoint:
         if ids.get(tokenizer.eos_token) != special.eos:
             raise ConfigError(f"{self.folder / vocabulary}: {tokenizer.eos_token} must be eos_token_id {special.eos}")
         named = {"pad": special.pad, "bos": special.bos, "eos": special.eos, "unk": ids[tokenizer.unk_token]}
-        content = json.dumps({**named, "pieces": pieces}, ensure_ascii=False, separators=(",", ":")).encode()
+        content = json.dumps({**named, "pieces": pieces}, ensure_ascii=False, separators=(",", ":"))
         entry = CodecEntry(
             kind=VocabularyCodec.kind, file=f"{side}.model", vocabulary=CODEC_VOCABULARIES[vocabulary], size=size
         )
-        made = CodecFiles(entry, {entry.file: path.read_bytes(), entry.vocabulary: content})
         try:
+            made = CodecFiles(entry, {entry.file: path.read_bytes(), entry.vocabulary: content.encode()})
             made.codec()
-        except BundleError as error:
+        except (BundleError, UnicodeEncodeError) as error:
             raise ConfigError(f"{path}, {vocabulary}: {error}") from None
         return made
 
@@ -244,10 +244,9 @@ class Checkpoint:
             "transformers": self.config.transformers_version,
             "language tokens": " ".join(codec.language_tokens),
         }
-        licence = read_card(self.folder).get("license", "")
-        return Provenance(
-            licence=licence if isinstance(licence, str) else ", ".join(map(str, licence)), details={"import": details}
-        )
+        licence = read_card(self.folder).get("license") or ""
+        named = licence if isinstance(licence, list) else [licence]
+        return Provenance(licence=", ".join(map(str, named)), details={"import": details})
 
 
 def read_tensors(path: Path) -> Mapping[str, Tensor]:
