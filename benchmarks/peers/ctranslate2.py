@@ -1,0 +1,73 @@
+"""CTranslate2: a C++ engine for Transformers, with its own int8 kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.formats import ctranslate2 as models
+from benchmarks.peers.base import Ids, Peer, Search, Setting, Weights, thread_counts
+
+
+class CTranslate2(Peer):
+    """`Translator.translate_batch`. Setting: quantization, inter and intra threads, split of the batch, backend."""
+
+    name = "CTranslate2"
+    package = "ctranslate2"
+    module = "ctranslate2"
+    exact = {"quantization": "float32", "inter": 1, "intra": 1, "split": 0}
+
+    def __init__(self, weights: Weights, setting: Setting) -> None:
+        super().__init__(weights, setting)
+        import ctranslate2
+
+        self._folder = models.folder_of(weights, setting["quantization"])
+        self._tokens = json.loads((self._folder / models.VOCABULARY).read_text(encoding="utf-8"))
+        self._ids = {token: index for index, token in enumerate(self._tokens)}
+        self._translator = ctranslate2.Translator(
+            str(self._folder),
+            device=setting.get("device", "cpu"),
+            compute_type=setting["quantization"],
+            inter_threads=setting["inter"],
+            intra_threads=setting["intra"],
+        )
+
+    @classmethod
+    def settings(cls, cores: int, batch: int) -> list[Setting]:
+        """int8 and float32, with the library's own choice of backend and with MKL, one worker or several."""
+        threads = [(1, intra) for intra in thread_counts(cores)]
+        if batch > 1:
+            threads += [(inter, cores // inter) for inter in thread_counts(cores) if inter > 1]
+        found = []
+        for quantization in ("int8", "float32", "int16"):
+            for inter, intra in threads:
+                for environment in ({}, {"env": {"CT2_USE_MKL": "1"}}):
+                    split = -(-batch // inter) if inter > 1 else 0
+                    found.append(
+                        {"quantization": quantization, "inter": inter, "intra": intra, "split": split, **environment}
+                    )
+        return found
+
+    def prepare(self, batch: Ids) -> list[list[str]]:
+        """It takes tokens, not ids."""
+        return [[self._tokens[i] for i in row] for row in batch]
+
+    def run(self, prepared: list[list[str]], search: Search) -> Any:
+        """One call for the whole batch."""
+        return self._translator.translate_batch(
+            prepared,
+            beam_size=search.beam,
+            length_penalty=0.0,
+            max_batch_size=self.setting["split"],
+            max_input_length=0,
+            max_decoding_length=search.forced or search.limit,
+            min_decoding_length=search.forced or 1,
+        )
+
+    def outputs(self, raw: Any) -> Ids:
+        """Tokens to ids."""
+        return [[self._ids[token] for token in result.hypotheses[0]] for result in raw]
+
+    def files(self) -> list[Path]:
+        return [self._folder]
