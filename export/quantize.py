@@ -20,6 +20,7 @@ import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
 from export.calibrate import Range, Ranges, key, linear_weight
+from export.fusions import position as position_axis
 from export.graphs import Stage
 from export.nodes import MICROSOFT, Writer, constant, producer, single_consumer, walk
 
@@ -63,6 +64,7 @@ def quantize(stage: Stage, tables: frozenset[str], ranges: Ranges) -> Report:
             _store_recurrent(stage, node, report)
     common.CommonSubexpressionEliminationPass()(stage.model)
     common.RemoveUnusedNodesPass()(stage.model)
+    position_axis.fuse(stage)
     for value in stage.graph.initializers.values():
         array = constant(value)
         large = array is not None and array.dtype == np.float32 and array.ndim > 1 and array.size >= LEAST_WEIGHTS
@@ -208,6 +210,11 @@ def _quantize_table(stage: Stage, node: ir.Node, tables: frozenset[str], report:
         report.kept[_readable(table)] = f"its width {weight.shape[1]} is no multiple of {BLOCKS[-1]}"
         return
     codes, scales = quantize_blocks(np.asarray(weight, np.float32), block)
+    last = node
+    scaled = single_consumer(node.outputs[0], "Mul")
+    factor = constant(scaled.inputs[1 - scaled.inputs.index(node.outputs[0])]) if scaled is not None else None
+    if scaled is not None and factor is not None and factor.size == 1:  # the scale of an embedding costs no node
+        last, scales = scaled, scales * np.float32(factor)
     write = Writer(stage.graph, node, "int8")
     result = write(
         "GatherBlockQuantized",
@@ -222,10 +229,10 @@ def _quantize_table(stage: Stage, node: ir.Node, tables: frozenset[str], report:
         quantize_axis=1,
     )
     result.shape = node.outputs[0].shape
-    ir.convenience.replace_all_uses_with(node.outputs[0], result)
+    ir.convenience.replace_all_uses_with(last.outputs[0], result)
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    graph.remove(node, safe=True)
+    graph.remove([last] if last is node else [last, node], safe=True)
     report.count("GatherBlockQuantized")
 
 

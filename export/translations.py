@@ -72,21 +72,14 @@ def _cached_attention(
     return op.Squeeze(attended, _ints(1)), keys, values
 
 
-def _memory_attention(query: Any, keys: Any, values: Any, lengths: Any) -> Any:
-    heads, size = int(keys.shape[1]), int(keys.shape[3])
+def _memory_attention(query: Any, keys: Any, values: Any, last_key: Any, last_value: Any, lengths: Any) -> Any:
+    heads = int(keys.shape[1])
     source = op.Shape(keys, start=2, end=3)  # (1,)
     last = op.Sub(lengths, op.Constant(value=onnx.numpy_helper.from_array(np.array(1, np.int32))))  # (row,)
-    # Where the last token's vector of each row and head starts, keys seen as (row * heads * source, size).
-    row = op.Range(_scalar(0), op.Squeeze(op.Shape(keys, start=0, end=1)), _scalar(1))
-    group = op.Add(op.Unsqueeze(op.Mul(row, _scalar(heads)), _ints(1)), _ints(*range(heads)))  # (row, heads)
-    index = op.Add(op.Mul(group, source), op.Unsqueeze(op.Cast(last, to=ir.DataType.INT64.value), _ints(1)))
-    key, value = (
-        op.Reshape(op.Gather(op.Reshape(x, _ints(-1, size)), index), _ints(-1, 1, heads * size)) for x in (keys, values)
-    )  # (row, 1, heads * size)
     attended, _, _ = _GROUP_QUERY_ATTENTION(
         op.Unsqueeze(query, _ints(1)),
-        key,
-        value,
+        last_key,
+        last_value,
         keys,
         values,
         last,
@@ -95,10 +88,6 @@ def _memory_attention(query: Any, keys: Any, values: Any, lengths: Any) -> Any:
         kv_num_heads=heads,
     )
     return op.Squeeze(attended, _ints(1))
-
-
-def _scalar(value: int) -> Any:
-    return op.Constant(value_int=value)
 
 
 def _lstm(inputs: Any, lengths: Any, input_weight: Any, hidden_weight: Any, bias: Any) -> tuple[Any, Any, Any]:

@@ -125,9 +125,21 @@ class CrossAttention(nn.Module):
         scores = scores.masked_fill(~live[:, None, None, :], torch.finfo(scores.dtype).min)
         return scores.softmax(-1).mean(1)
 
-    def step(self, x: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-        """One position per row: x (row, size), keys and values (row, heads, source, d), lengths (row,)."""
-        return self.out(ops.memory_attention(self.query(x), keys, values, lengths))
+    def remember(self, memory: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `step` needs of memory (batch, source, size).
+
+        Returns:
+            Keys and values (batch, heads, source, d), and those of each last live position (batch, 1, size).
+        """
+        packed = self.packed(memory)  # (batch, source, 2 * size)
+        index = (lengths.long() - 1)[:, None, None].expand(-1, 1, packed.shape[2])
+        k, v = packed.chunk(2, -1)
+        last_k, last_v = packed.gather(1, index).chunk(2, -1)
+        return split_heads(k, self.heads), split_heads(v, self.heads), last_k, last_v
+
+    def step(self, x: Tensor, memory: tuple[Tensor, ...], lengths: Tensor) -> Tensor:
+        """One position per row: x (row, size), memory as `remember` gave it, lengths (row,)."""
+        return self.out(ops.memory_attention(self.query(x), *memory, lengths))
 
 
 class FeedForward(nn.Module):

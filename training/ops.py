@@ -51,22 +51,33 @@ def _(
 
 
 @torch.library.custom_op("fuseq::memory_attention", mutates_args=())
-def memory_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+def memory_attention(
+    query: Tensor, keys: Tensor, values: Tensor, last_key: Tensor, last_value: Tensor, lengths: Tensor
+) -> Tensor:
     """Attention of one position per row over the row's encoded source.
+
+    The last live position comes a second time by itself: the runtime's operator attends to past positions and a new
+    one, so it takes the last one for new.
 
     Args:
         query: (row, heads * size).
         keys, values: (row, heads, source, size), computed once from the memory.
+        last_key, last_value: (row, 1, heads * size), those of each row's last live position.
         lengths: (row,) int32, live source positions, at least 1.
 
     Returns:
         (row, heads * size).
     """
+    rows = torch.arange(query.shape[0], device=query.device)
+    heads, size = keys.shape[1], keys.shape[3]
+    keys, values = keys.clone(), values.clone()
+    keys[rows, :, lengths.long() - 1] = last_key.squeeze(1).unflatten(-1, (heads, size))
+    values[rows, :, lengths.long() - 1] = last_value.squeeze(1).unflatten(-1, (heads, size))
     return _attend(query, keys, values, lengths)
 
 
 @memory_attention.register_fake
-def _(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+def _(query: Tensor, keys: Tensor, values: Tensor, last_key: Tensor, last_value: Tensor, lengths: Tensor) -> Tensor:
     return torch.empty_like(query)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from export.errors import ExportError
-from export.fusions import attention, linear, memory, packed, shapes
+from export.fusions import attention, linear, lookup, memory, packed, shapes
 from export.graphs import Stage
 from export.nodes import operators
 
@@ -23,6 +23,7 @@ _PASSES: tuple[tuple[str, Callable[[Stage], int]], ...] = (
     ("attention by length", attention.fuse),
     ("packed projections", packed.fuse),
     ("linear layers", linear.fuse),
+    ("table lookups", lookup.fuse),
     ("merged nodes", shapes.fuse),
     ("memory in place", memory.fuse),
 )

@@ -35,6 +35,19 @@ def test_the_transformer_has_one_operator_for_each_attention(transformer: Built)
     assert transformer.fusions["step"]["packed projections"] == 2
 
 
+def test_the_step_adds_the_axis_of_the_position_once_and_takes_it_away_once(transformer: Built) -> None:
+    found = operators(transformer.stages["step"].graph)
+    unsqueezed = found["Unsqueeze"] - 1  # one belongs to the search head
+    assert (unsqueezed, found["Squeeze"]) == (2, 1)  # in front: for the first projection and the first sum
+
+
+def test_tables_are_looked_up_without_detours(transformer: Built) -> None:
+    found = operators(transformer.stages["step"].graph)
+    assert found["Cast"] == 2  # sizes of the two kinds of buffers
+    assert found["GatherND"] == 1  # of the search head
+    assert "Mul" not in found  # the embedding's scale is part of its codes' scales
+
+
 def test_the_recurrent_encoder_is_one_operator(bahdanau: Built) -> None:
     found = operators(bahdanau.stages["encode"].graph)
     assert found["LSTM"] == 1

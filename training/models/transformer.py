@@ -54,6 +54,11 @@ class Config:
             )
 
 
+# State of a decoder layer: keys and values of the past; those of the source, and of its last position once more.
+CACHES = ("self_key", "self_value")
+MEMORY = ("memory_key", "memory_value", "last_key", "last_value")
+
+
 class Residual(nn.Module):
     """x + f(x) with layer normalisation before f (pre-norm) or after the sum (post-norm)."""
 
@@ -116,7 +121,7 @@ class DecoderLayer(nn.Module):
         """One position per row: x (row, size), keys and values of the past and of the source."""
         out, keys, values = self.attention.step(self.around_attention.enter(x), *caches, positions)
         x = self.around_attention.leave(x, out)
-        x = self.around_cross.leave(x, self.cross.step(self.around_cross.enter(x), *memory, lengths))
+        x = self.around_cross.leave(x, self.cross.step(self.around_cross.enter(x), memory, lengths))
         x = self.around_feed_forward.leave(x, self.feed_forward(self.around_feed_forward.enter(x)))
         return x, (keys, values)
 
@@ -173,8 +178,8 @@ class Transformer(Model):
         memory, _ = self._encode(source, lengths)
         state: State = {}
         for index, layer in enumerate(self.decoder):
-            keys, values = layer.cross.project(memory)  # (batch, heads, source, d)
-            state[f"memory_key_{index}"], state[f"memory_value_{index}"] = keys, values
+            remembered = layer.cross.remember(memory, lengths)
+            state |= {f"{kind}_{index}": tensor for kind, tensor in zip(MEMORY, remembered, strict=True)}
         state["source_length"] = lengths
         return state
 
@@ -182,10 +187,10 @@ class Transformer(Model):
         x = self.target_embedding(tokens) * self.scale + self.position_table[positions.long()]  # (row, size)
         updated: State = {}
         for index, layer in enumerate(self.decoder):
-            caches = state[f"self_key_{index}"], state[f"self_value_{index}"]
-            memory = state[f"memory_key_{index}"], state[f"memory_value_{index}"]
+            caches = tuple(state[f"{kind}_{index}"] for kind in CACHES)
+            memory = tuple(state[f"{kind}_{index}"] for kind in MEMORY)
             x, caches = layer.step(x, caches, memory, positions, state["source_length"])
-            updated[f"self_key_{index}"], updated[f"self_value_{index}"] = caches
+            updated |= {f"{kind}_{index}": cache for kind, cache in zip(CACHES, caches, strict=True)}
         return self.projection(self.decoder_norm(x)), updated
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
@@ -208,14 +213,14 @@ class Transformer(Model):
 
     def state_spec(self) -> StateSpec:
         heads, size = self.config.heads, self.config.size // self.config.heads
+        kinds: tuple[tuple[str, tuple[str | int, ...], Role], ...] = (
+            *((kind, (ROW, heads, TIME, size), Role.CACHE) for kind in CACHES),
+            *((kind, (ROW, heads, SOURCE, size), Role.MEMORY) for kind in MEMORY[:2]),
+            *((kind, (ROW, 1, heads * size), Role.MEMORY) for kind in MEMORY[2:]),
+        )
         tensors = [
-            StateTensor(f"{kind}_{index}", "float32", (ROW, heads, axis, size), role)
+            StateTensor(f"{kind}_{index}", "float32", axes, role)
             for index in range(self.config.decoder_layers)
-            for kind, axis, role in (
-                ("self_key", TIME, Role.CACHE),
-                ("self_value", TIME, Role.CACHE),
-                ("memory_key", SOURCE, Role.MEMORY),
-                ("memory_value", SOURCE, Role.MEMORY),
-            )
+            for kind, axes, role in kinds
         ]
         return StateSpec((*tensors, StateTensor("source_length", "int32", (ROW,), Role.MEMORY)))
