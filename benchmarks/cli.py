@@ -121,7 +121,7 @@ def main() -> None:
 @click.option("--batch", "batches", type=int, multiple=True, help="Only this batch size; may be repeated.")
 @click.option("--peer", "peers", multiple=True, help="Only this peer; may be repeated.")
 @click.option("--no-sweep", is_flag=True, help="Take each peer's first setting.")
-@click.option("--seconds", type=float, default=30.0, show_default=True, help="A cell, its sweep apart.")
+@click.option("--seconds", type=float, default=10.0, show_default=True, help="Of each pair of engines in a cell.")
 def offline(
     session: Session, beams: tuple[int, ...], batches: tuple[int, ...], peers: tuple[str, ...], no_sweep: bool,
     seconds: float,
@@ -129,7 +129,7 @@ def offline(
     """Batches: greedy and beam 4; 1, 8, 32 and 128 sentences."""
     from benchmarks.offline import Plan, measure, quality
 
-    plan = Plan(session.cpus, beams or (1, 4), batches or (1, 8, 32, 128), 30, seconds, not no_sweep, peers)
+    plan = Plan(session.cpus, beams or (1, 4), batches or (1, 8, 32, 128), 400, seconds, not no_sweep, peers)
     if session.quick:
         plan = Plan(session.cpus, beams or (1, 4), batches or (1, 8), 3, 1.0, False, peers)
     subjects = session.subjects("base", "small", "bundled", "bahdanau")
@@ -174,7 +174,7 @@ def growth(session: Session, requests: int) -> None:
 
     plan = Plan(session.cpus, requests=requests)
     if session.quick:
-        plan = Plan(session.cpus, (1, 8), (4, 8), 0.5, 2, 40, 4)
+        plan = Plan(session.cpus, (1, 8), (4, 8), 0.5, 2, 40, 4, 4, 24, 2)
     measure(session.subjects("small", "base"), plan, session.recorder, session.console)
 
 

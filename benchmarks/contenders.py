@@ -102,17 +102,17 @@ class Contender:
             self.close()
             raise
         self.disk_bytes: int = opened["disk_bytes"]
-        self.tokens = 0  # of the last run
+        self._tokens = self._sentences = 0  # of all runs
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._said = [*self._said[-20:], line.rstrip()]
 
-    def _ask(self, op: str, **arguments: Any) -> Any:
+    def _ask(self, op: str, patience: float = PATIENCE, **arguments: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        watchdog = threading.Timer(PATIENCE, self._process.kill)
+        watchdog = threading.Timer(patience, self._process.kill)
         watchdog.start()
         try:
             self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
@@ -130,19 +130,29 @@ class Contender:
             raise ContenderFailed(f"{self.peer} {self.setting}: {answer['error']}")
         return answer["ok"]
 
-    def load(self, batch: Ids) -> None:
-        """Hand over the batch that `run` translates."""
-        self._ask("load", batch=batch)
+    def load(self, *batches: Ids) -> None:
+        """Hand over the batches that `run` translates in turn."""
+        self._ask("load", batches=list(batches))
 
-    def run(self, search: Search) -> float:
-        """Translate the batch; the seconds it took."""
-        answer = self._ask("run", search=search.to_json())
-        self.tokens = answer["tokens"]
+    def run(self, search: Search, patience: float = PATIENCE) -> float:
+        """Translate the next batch; the seconds it took.
+
+        Raises:
+            ContenderFailed: it failed, or took longer than `patience` seconds, which ends the process.
+        """
+        answer = self._ask("run", patience, search=search.to_json())
+        self._tokens += answer["tokens"]
+        self._sentences += answer["sentences"]
         return float(answer["seconds"])
 
+    @property
+    def tokens_per_sentence(self) -> float:
+        """Target tokens of a sentence, over all runs."""
+        return self._tokens / self._sentences if self._sentences else 0.0
+
     def outputs(self, search: Search) -> Ids:
-        """Translate the batch; the target ids."""
-        found: Ids = self._ask("run", search=search.to_json(), outputs=True)["outputs"]
+        """Translate all loaded batches; the target ids."""
+        found: Ids = self._ask("outputs", search=search.to_json())
         return found
 
     def memory(self) -> tuple[int, int]:

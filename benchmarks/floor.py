@@ -26,6 +26,7 @@ from serving.core.state_spec import ROW, SOURCE, TIME, Role
 
 WEIGHT_BYTES = {1: 4, 2: 1, 3: 1, 7: 8, 10: 2, 16: 2}  # ONNX data type -> bytes
 LOOK_UPS = ("Gather", "GatherBlockQuantized", "GatherND", "GatherElements")
+PRODUCTS = ("MatMul", "Gemm", "MatMulIntegerToFloat", "MatMulInteger")
 TOP_OPERATORS = 12
 
 
@@ -78,31 +79,20 @@ def work_of(bundle: Bundle, source: int, target: int) -> Work:
 
     path = bundle.file(bundle.graphs().graphs["step"])
     graph = onnx.load(str(path), load_external_data=False).graph
-    looked_up = {node.input[0] for node in graph.node if node.op_type in LOOK_UPS}
-    used = {name for node in graph.node if node.op_type not in LOOK_UPS for name in node.input}
-    weights = operations = 0.0
-    for tensor in graph.initializer:
-        size = float(np.prod(tensor.dims, dtype=np.float64))
-        if tensor.name in looked_up - used:
-            continue
-        weights += size * WEIGHT_BYTES.get(tensor.data_type, 4)
-        if len(tensor.dims) > 1 and _multiplies(graph, tensor.name):
-            operations += 2 * size
+    sizes = {tensor.name: float(np.prod(tensor.dims, dtype=np.float64)) for tensor in graph.initializer}
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    read = {name for node in graph.node if node.op_type not in LOOK_UPS for name in node.input} & set(sizes)
+    weights = sum(sizes[name] * WEIGHT_BYTES.get(kinds[name], 4) for name in read)
+    operations = sum(_operations(node, sizes) for node in graph.node)
     return Work(weights, _row_bytes(bundle, source, target), operations)
 
 
-def _multiplies(graph: Any, name: str) -> bool:
-    """Whether a tensor is the matrix of a product (and not, say, its scales)."""
-    for node in graph.node:
-        if name in node.input and node.op_type in (
-            "MatMul",
-            "Gemm",
-            "MatMulNBits",
-            "MatMulIntegerToFloat",
-            "MatMulInteger",
-        ):
-            return list(node.input).index(name) == 1
-    return False
+def _operations(node: Any, sizes: dict[str, float]) -> float:
+    """Operations of one row in a matrix product with a constant: two for each weight."""
+    if node.op_type == "MatMulNBits":
+        shape = {attribute.name: attribute.i for attribute in node.attribute}
+        return 2.0 * shape["K"] * shape["N"]
+    return 2 * sizes.get(node.input[1], 0.0) if node.op_type in PRODUCTS else 0.0
 
 
 def _row_bytes(bundle: Bundle, source: int, target: int) -> float:

@@ -139,9 +139,10 @@ def speed(subject: Subject, size: int, plan: Plan) -> list[dict[str, Any]]:
 
 def _record(peer: str, contender: Contender, size: int, times: dict[str, list[float]]) -> dict[str, Any]:
     found, faster = summarize(times[peer]), ratio(times[OURS], times[peer])
-    return {
-        "peer": peer, "setting": contender.setting, "sentences_per_s": round(size / found.median, 2),
-        "tokens_per_s": round(contender.tokens / found.median, 1), "p50_ms": round(1e3 * found.median, 3),
-        "p95_ms": round(1e3 * found.p95, 3), "rounds": found.rounds, "ours_faster": round(faster.value, 3),
-        "ours_faster_low": round(faster.low, 3), "ours_faster_high": round(faster.high, 3),
+    record = {
+        "peer": peer, "setting": contender.setting, "rounds": found.rounds, "sentences_per_s": size / found.median,
+        "tokens_per_s": size / found.median * contender.tokens_per_sentence, "p50_ms": 1e3 * found.median,
+        "p95_ms": 1e3 * found.p95, "ours_faster": faster.value, "ours_faster_low": faster.low,
+        "ours_faster_high": faster.high,
     }  # fmt: skip
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in record.items()}

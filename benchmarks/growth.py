@@ -1,4 +1,7 @@
-"""How cost grows: with concurrency, with the length of the output, and over ten thousand requests (not at all)."""
+"""How cost grows: with concurrency, with the length of the output, and over ten thousand requests (not at all).
+
+And what a short sentence waits for that comes while long ones are decoded.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.bars import bar
-from benchmarks.contenders import Contender
+from benchmarks.contenders import Contender, installed
 from benchmarks.models import Subject
 from benchmarks.peers import OURS
 from benchmarks.peers.base import Ids, Search
@@ -31,11 +34,14 @@ class Plan:
     rows: int = 8  # that decode together while the length is measured
     requests: int = 10_000
     samples: int = 40  # of the memory over all requests
+    long_rows: int = 32  # of a short sentence's neighbours
+    long_tokens: int = 100
+    short_tokens: int = 4
 
 
 def measure(subjects: Sequence[Subject], plan: Plan, recorder: Recorder, console: Console) -> None:
     """Every subject."""
-    steps = len(subjects) * (len(plan.concurrency) + len(plan.lengths) + 1)
+    steps = len(subjects) * (len(plan.concurrency) + len(plan.lengths) + 2)
     with bar(console, "growth", steps) as advance:
         for subject in subjects:
             with Contender(OURS, subject.weights, {"rows": ROWS}, plan.cpus) as engine:
@@ -46,6 +52,9 @@ def measure(subjects: Sequence[Subject], plan: Plan, recorder: Recorder, console
                 if found := of_length(subject, length, plan):
                     recorder.add("length", subject=subject.name, **found)
                 advance(f"{subject.name}, {length} tokens")
+            for record in join(subject, plan):
+                recorder.add("join", subject=subject.name, **record)
+            advance(f"{subject.name}, a short one among long ones")
             recorder.add("leak", subject=subject.name, **leak(subject, plan))
             advance(f"{subject.name}, {plan.requests} requests")
 
@@ -85,6 +94,31 @@ def of_length(subject: Subject, length: int, plan: Plan) -> dict[str, Any]:
         "last_quarter_us": round(1e6 * float(np.median(best[-tail:])) / len(batch), 2),
         "rss_mib": round(rss / 1024, 1),
     }
+
+
+def join(subject: Subject, plan: Plan) -> list[dict[str, Any]]:
+    """A short sentence alone, and coming while `long_rows` long ones are decoded: ours, and CTranslate2's (case 59)."""
+    long, short = subject.batch(plan.long_rows), subject.sources[0]
+    peers = {OURS: {}, "ctranslate2": {"quantization": "int8", "inter": len(plan.cpus), "intra": 1, "split": 0}}
+    records = []
+    for peer, setting in peers.items():
+        if peer != OURS and (peer not in subject.peers or not installed(peer)):
+            continue
+        with Contender(peer, subject.weights, setting, plan.cpus) as contender:
+            contender.load([short])
+            search = Search(forced=plan.short_tokens)
+            alone = [contender.run(search) for _ in range(5)]
+            limits = [plan.long_tokens, plan.short_tokens]
+            found = [contender.call("join", long=long, short=short, limits=limits) for _ in range(5)]
+        records.append(
+            {
+                "peer": peer,
+                "alone_ms": round(1e3 * float(np.median(alone)), 3),
+                "joining_ms": round(1e3 * float(np.median([times["short"] for times in found])), 3),
+                "long_ms": round(1e3 * float(np.median([times["long"] for times in found])), 3),
+            }
+        )
+    return records
 
 
 def leak(subject: Subject, plan: Plan) -> dict[str, Any]:

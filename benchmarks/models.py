@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.formats import ctranslate2, huggingface, marian
 from benchmarks.peers.base import Ids, Search, Weights
 from benchmarks.peers.ours import BUNDLE, EXACT_BUNDLE
+from benchmarks.records import ROOT
 from serving.core.codecs import SentencePieceCodec
 from serving.core.errors import ConfigError, FuseqError
 
@@ -147,9 +148,10 @@ def _run_fuseq(*arguments: str) -> None:
     Raises:
         FuseqError: it failed; says what it said.
     """
-    done = subprocess.run([sys.executable, "-m", "fuseq", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "fuseq", *arguments], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
-        raise FuseqError(f"fuseq {' '.join(arguments)}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise FuseqError(f"fuseq {' '.join(arguments[:2])}: {said[-1]}")
 
 
 def _random_transformer(name: str, shape: Shape, options: Options) -> Subject:

@@ -1,14 +1,13 @@
 """Whole batches at once: one sentence, or many, handed over together and waited for.
 
 A cell is a subject, a beam and a batch size. In every cell each peer is swept over its settings and taken at its best;
-then all of them run in turn, and the ratio is that of their medians in the same run.
+then it and we run in turn, and the ratio is that of the medians in the same run.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,8 @@ from benchmarks.peers.base import Ids, Search, Setting
 from benchmarks.records import Record, Recorder
 from benchmarks.tuning import best
 
+MOST_BATCHES = 200
+CHUNK = 128  # sentences that are translated together where only the outputs matter
 CHECKED = 16  # sentences whose outputs are compared before a subject is timed
 
 
@@ -34,8 +35,8 @@ class Plan:
     cpus: tuple[int, ...]
     beams: tuple[int, ...] = (1, 4)
     batches: tuple[int, ...] = (1, 8, 32, 128)
-    rounds: int = 30
-    seconds: float = 30.0  # a cell, its sweep apart
+    rounds: int = 400
+    seconds: float = 10.0  # a pair of contenders in a cell, the sweep apart
     sweep: bool = True  # all settings of the peers; otherwise the first one of each
     peers: tuple[str, ...] = ()  # only these; all for none
 
@@ -61,11 +62,20 @@ def sizes(subject: Subject, plan: Plan) -> list[int]:
     return [*plan.batches, *([len(subject.sources)] if subject.real and len(plan.batches) > 1 else [])]
 
 
-def contestants(subject: Subject, beam: int, plan: Plan) -> list[str]:
-    """The peers that can do this work here; recurrent and plain ones only know greedy search."""
+def batches(subject: Subject, size: int) -> list[Ids]:
+    """What the rounds of a cell translate in turn: real sentences differ, so every round takes the next ones."""
+    if not subject.real:
+        return [subject.batch(size)]
+    count = max(1, min(MOST_BATCHES, len(subject.sources) // size))
+    return [subject.sources[size * index : size * (index + 1)] for index in range(count)]
+
+
+def contestants(subject: Subject, beam: int, size: int, plan: Plan) -> list[str]:
+    """The peers that can do this work here: plain loops only know greedy search, and do not cut up what is too much."""
     known = [peer for peer in subject.peers if not plan.peers or peer in plan.peers]
-    greedy_only = ("pytorch-eager", "pytorch-compiled", "plain-onnx")
-    return [peer for peer in known if (beam == 1 or peer not in greedy_only) and installed(peer)]
+    loops = ("pytorch-eager", "pytorch-compiled", "plain-onnx")
+    able = [peer for peer in known if peer not in loops or (beam == 1 and size <= CHUNK)]
+    return [peer for peer in able if installed(peer)]
 
 
 def check(subject: Subject, beam: int, plan: Plan, recorder: Recorder) -> None:
@@ -78,7 +88,7 @@ def check(subject: Subject, beam: int, plan: Plan, recorder: Recorder) -> None:
     mine = _outputs(OURS, subject, dict(find_peer(OURS).exact or {}), sample, search, plan)
     default = _outputs(OURS, subject, {}, sample, search, plan)
     rows = [{"peer": OURS, "against": "fp32", **_agreement(mine, default)}]
-    for peer in contestants(subject, beam, plan):
+    for peer in contestants(subject, beam, len(sample), plan):
         exact = find_peer(peer).exact
         if exact is not None:
             theirs = _outputs(peer, subject, exact, sample, search, plan)
@@ -95,56 +105,71 @@ def _agreement(mine: Ids, theirs: Ids) -> dict[str, float]:
     return {"identical": round(found.identical, 4), "prefix": round(found.prefix, 4)}
 
 
-def _outputs(peer: str, subject: Subject, setting: Setting, batch: Ids, search: Search, plan: Plan) -> Ids:
+def _outputs(peer: str, subject: Subject, setting: Setting, sources: Ids, search: Search, plan: Plan) -> Ids:
     with Contender(peer, subject.weights, setting, plan.cpus) as contender:
-        contender.load(batch)
+        contender.load(*(sources[first : first + CHUNK] for first in range(0, len(sources), CHUNK)))
         return contender.outputs(search)
 
 
 def cell(subject: Subject, beam: int, size: int, plan: Plan) -> list[Record]:
-    """One record a contender."""
-    batch, search = subject.batch(size), subject.search(beam)
+    """One record a contender, ours first."""
+    work, search = batches(subject, size), subject.search(beam)
+    records = []
+    with Contender(OURS, subject.weights, {}, plan.cpus) as ours:
+        all_ours: list[float] = []
+        for peer in contestants(subject, beam, size, plan):
+            setting = _best_setting(peer, subject, beam, size, plan)
+            with Contender(peer, subject.weights, setting, plan.cpus) as theirs:
+                times = _pair({OURS: ours, peer: theirs}, work, search, plan)
+                all_ours += times[OURS]
+                records.append(_record(subject, beam, size, theirs, times))
+        if not all_ours:
+            all_ours = _pair({OURS: ours}, work, search, plan)[OURS]
+        records.insert(0, _record(subject, beam, size, ours, {OURS: all_ours}))
+    return records
 
-    def attempt(peer: str, setting: Setting, rounds: int) -> float:
+
+def _pair(contenders: dict[str, Contender], work: list[Ids], search: Search, plan: Plan) -> dict[str, list[float]]:
+    """Times of contenders that run in turn, in each round on the same batch."""
+    for contender in contenders.values():
+        contender.load(*work)
+    runs = {peer: (lambda contender=contender: contender.run(search)) for peer, contender in contenders.items()}
+    return interleave(runs, rounds=plan.rounds, seconds=plan.seconds)
+
+
+def _best_setting(peer: str, subject: Subject, beam: int, size: int, plan: Plan) -> Setting:
+    """The fastest of a peer's settings in a cell, on the cell's first batch."""
+    batch, search = batches(subject, size)[0], subject.search(beam)
+
+    def attempt(setting: Setting, rounds: int, patience: float) -> float:
         with Contender(peer, subject.weights, setting, plan.cpus) as contender:
             contender.load(batch)
-            contender.run(search)  # warm-up
-            return statistics.median(contender.run(search) for _ in range(rounds))
+            contender.run(search, patience)  # warm-up
+            return statistics.median(contender.run(search, patience) for _ in range(rounds))
 
-    chosen: dict[str, Setting] = {OURS: {}}
-    for peer in contestants(subject, beam, plan):
-        settings = find_peer(peer).settings(len(plan.cpus), size)
-        chosen[peer] = settings[0]
-        if plan.sweep:
-            chosen[peer] = best(settings, lambda setting, rounds, peer=peer: attempt(peer, setting, rounds)).setting
-    with ExitStack() as stack:
-        running = {p: stack.enter_context(Contender(p, subject.weights, s, plan.cpus)) for p, s in chosen.items()}
-        for contender in running.values():
-            contender.load(batch)
-        runs = {peer: (lambda contender=contender: contender.run(search)) for peer, contender in running.items()}
-        times = interleave(runs, rounds=plan.rounds, seconds=plan.seconds)
-        return [_record(subject, beam, size, peer, contender, times) for peer, contender in running.items()]
+    settings = find_peer(peer).settings(len(plan.cpus), size)
+    return best(settings, attempt).setting if plan.sweep else settings[0]
 
 
-def _record(
-    subject: Subject, beam: int, size: int, peer: str, contender: Contender, times: dict[str, list[float]]
-) -> Record:
-    mine = summarize(times[peer])
+def _record(subject: Subject, beam: int, size: int, contender: Contender, times: dict[str, list[float]]) -> Record:
+    found = summarize(times[contender.peer])
+    total = sum(times[contender.peer])
     rss, peak = contender.memory()
-    faster = ratio(times[OURS], times[peer])
+    faster = ratio(times[OURS], times[contender.peer])
     record = {
-        "subject": subject.name, "beam": beam, "batch": size, "peer": peer, "version": version_of(peer),
-        "setting": contender.setting, "sentences_per_s": size / mine.median,
-        "tokens_per_s": contender.tokens / mine.median, "p50_ms": 1e3 * mine.median, "p95_ms": 1e3 * mine.p95,
-        "spread": mine.spread, "rounds": mine.rounds, "peak_rss_mib": peak / 1024, "rss_mib": rss / 1024,
-        "disk_mib": contender.disk_bytes / 2**20,
+        "subject": subject.name, "beam": beam, "batch": size, "peer": contender.peer,
+        "version": version_of(contender.peer), "setting": contender.setting, "rounds": found.rounds,
+        "sentences_per_s": size * found.rounds / total,
+        "tokens_per_s": size * found.rounds / total * contender.tokens_per_sentence,
+        "p50_ms": 1e3 * found.median, "p95_ms": 1e3 * found.p95, "spread": found.spread,
+        "peak_rss_mib": peak / 1024, "rss_mib": rss / 1024, "disk_mib": contender.disk_bytes / 2**20,
         "ours_faster": faster.value, "ours_faster_low": faster.low, "ours_faster_high": faster.high,
     }  # fmt: skip
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in record.items()}
 
 
 def quality(subject: Subject, beams: Sequence[int], plan: Plan, recorder: Recorder) -> None:
-    """BLEU of every contender on real sentences, at the quantization that it is fastest with."""
+    """BLEU of every contender on real sentences at the setting that it is fastest with, and of ours in fp32."""
     if not subject.references:
         return
     from serving.core.codecs import open_codec
@@ -153,8 +178,9 @@ def quality(subject: Subject, beams: Sequence[int], plan: Plan, recorder: Record
     bundle = open_bundle(subject.weights.path("bundle"))
     codec = open_codec(bundle, bundle.manifest.target_codec)
     for beam in beams:
-        for peer in (OURS, *contestants(subject, beam, plan)):
-            fastest = _fastest(recorder.records, subject.name, beam, peer)
+        peers = [OURS, *contestants(subject, beam, CHUNK, plan)]
+        settings = [(peer, _fastest(recorder.records, subject.name, beam, peer)) for peer in peers]
+        for peer, fastest in [*settings, (OURS, dict(find_peer(OURS).exact or {}))]:
             try:
                 ids = _outputs(peer, subject, fastest, subject.sources, subject.search(beam), plan)
             except ContenderFailed as error:

@@ -34,20 +34,20 @@ class Plan:
     inputs: tuple[int, ...] = (1, 16)  # sentences in a call
     seconds: float = 10.0  # of a load
     points: int = MOST_POINTS
-    repeats: int = 3  # of the loads at shares of the saturation
+    repeats: int = 2  # of the loads at shares of the saturation
     sweep: bool = True
     beam: int = 1
     timeout: float = 5.0  # after which a user gives up
     in_flight: int = IN_FLIGHT
 
 
-def kinds(cores: int) -> list[Kind]:
-    """The servers that are installed, with the settings worth trying."""
+def kinds(cores: int, inputs: int) -> list[Kind]:
+    """The servers that are installed, with the settings worth trying for calls of so many sentences."""
     spread = [(1, 1), (1, cores), (cores, 1)] if cores > 1 else [(1, 1)]
     plain = [
         {"quantization": "int8", "inter": inter, "intra": intra, "max_batch": size, **environment}
         for inter, intra in reversed(spread)
-        for size in (32, 16, 64)
+        for size in (32, 64)
         for environment in ({}, {"env": {"CT2_USE_MKL": "1"}})
     ]
     lit = [
@@ -61,7 +61,7 @@ def kinds(cores: int) -> list[Kind]:
             "api_servers": 1,
         }
         for processes, intra in reversed(spread)
-        for size in (32, 64)
+        for size in (-(-32 // inputs), -(-128 // inputs))  # calls
         for wait in (0.001, 0.005)
     ]
     found = [
@@ -92,7 +92,7 @@ class _Race:
     def run(self) -> None:
         """Find each server's best setting, then search all their capacities in turn, then the shares."""
         with ExitStack() as stack:
-            servers = [stack.enter_context(self._best(kind)) for kind in kinds(len(self._plan.cpus))]
+            servers = [stack.enter_context(self._best(kind)) for kind in kinds(len(self._plan.cpus), self._inputs)]
             searches = {server.kind.name: self._search(server) for server in servers}
             for _ in range(self._plan.points):
                 for server in servers:
@@ -139,7 +139,7 @@ class _Race:
             return
         found = self._open_loop(server, rate)
         p95 = found["p95_ms"] if found["p95_ms"] is not None else float("inf")
-        search.add(Point(rate, found["answered"], p95, found))
+        search.add(Point(rate, found["answered"], p95, found["offered"]))
         self._add("load", server, rate=round(rate, 2), **found)
 
     def _capacities(self, servers: list[Server], searches: dict[str, Search]) -> None:

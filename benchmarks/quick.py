@@ -109,11 +109,11 @@ def ratio_of(floor: Floor, subject: Subject, plan: Plan) -> Ratio:
     """How many times faster we are in a cell, the peer at the best of its quick settings."""
     batch, search = subject.batch(floor.batch), subject.search(floor.beam)
 
-    def attempt(setting: Setting, rounds: int) -> float:
+    def attempt(setting: Setting, rounds: int, patience: float) -> float:
         with Contender(floor.peer, subject.weights, setting, plan.cpus) as contender:
             contender.load(batch)
-            contender.run(search)
-            return statistics.median(contender.run(search) for _ in range(rounds))
+            contender.run(search, patience)
+            return statistics.median(contender.run(search, patience) for _ in range(rounds))
 
     settings = find_peer(floor.peer).settings(len(plan.cpus), floor.batch)
     lead = settings[0].get("quantization")  # the kinds of arithmetic that lose everywhere are left to `offline`

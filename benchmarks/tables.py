@@ -150,6 +150,16 @@ LAYOUTS = {
             ("MiB", "rss_mib", number(0)),
         ),
     ),
+    "join": Layout(
+        "A short sentence among long ones",
+        (
+            ("model", "subject", TEXT),
+            ("engine", "peer", TEXT),
+            ("alone ms", "alone_ms", number(2)),
+            ("joining ms", "joining_ms", number(2)),
+            ("long ones ms", "long_ms", number(2)),
+        ),
+    ),
     "leak": Layout(
         "Memory over requests",
         (

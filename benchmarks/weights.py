@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 PREFIX = "model."
+SCALED = " (scaled)"  # marks a table that holds the embeddings' factor
 CENTRE = 128  # MatMulNBits and GatherBlockQuantized: what codes without a zero point are relative to
 
 
@@ -47,8 +48,10 @@ def model_of(bundle: Bundle, precision: str | None = None) -> Transformer:
     )
     model = Transformer(Config(**manifest.architecture_config), sizes).eval()
     found = recover(bundle, precision)
+    for name in [name for name in found if name.endswith(SCALED)]:
+        found[name.removesuffix(SCALED)] = found.pop(name) / np.float32(model.scale)
     if model.config.tied:
-        table = found.get("target_embedding.weight", found.get("source_embedding.weight"))
+        table = found.get("target_embedding.weight")
         if table is not None:
             found |= {f"{n}.weight": table for n in ("target_embedding", "source_embedding", "projection")}
     state = {name: torch.from_numpy(np.array(array)) for name, array in found.items()}
@@ -88,7 +91,8 @@ def _weights_of(path: Path) -> dict[str, Array]:
                 found[name] = PRODUCTS[product.op_type](product, constants)
                 plain.pop(product.output[0], None)
         if node.op_type in ("GatherBlockQuantized", "Gather") and (table := _table(node, constants)) is not None:
-            found.setdefault("target_embedding.weight", table)
+            scaled = not any(user.op_type == "Mul" and node.output[0] in user.input for user in graph.node)
+            found[TABLES[node.input[1]] + SCALED * scaled] = table
     if len(plain) == 1:  # the projection to words has no bias, unless the model was imported
         [product] = plain.values()
         found["projection.weight"] = PRODUCTS[product.op_type](product, constants)
@@ -136,12 +140,13 @@ def _gemm(node: Any, constants: dict[str, Any]) -> Array:
 PRODUCTS = {"MatMulNBits": _nbits, "MatMulIntegerToFloat": _integer, "MatMul": _matmul, "Gemm": _gemm}
 
 
+TABLES = {"source": "source_embedding.weight", "tokens": "target_embedding.weight"}  # by the graph's input
+
+
 def _table(node: Any, constants: dict[str, Any]) -> Array | None:
     """An embedding table that a node reads rows of; None where it is another table."""
     table = constants.get(node.input[0])
-    if node.input[1] not in ("tokens", "source"):
-        return None
-    if table is None:
+    if node.input[1] not in TABLES or table is None:
         return None
     if node.op_type == "Gather":
         return np.asarray(table, np.float32)

@@ -28,7 +28,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._peer: Peer | None = None
-        self._batch: Ids = []
+        self._batches: list[Ids] = []
+        self._turn = 0
 
     @property
     def peer(self) -> Peer:
@@ -41,16 +42,21 @@ class Worker:
         self._peer = find_peer(peer)(Weights(**weights), setting)
         return {"disk_bytes": self._peer.disk_bytes()}
 
-    def load(self, batch: Ids) -> dict[str, Any]:
-        """Keep a batch for `run`, so that it does not travel each time."""
-        self._batch = batch
+    def load(self, batches: list[Ids]) -> dict[str, Any]:
+        """Keep batches for `run`, so that they do not travel each time."""
+        self._batches, self._turn = batches, 0
         return {}
 
-    def run(self, search: dict[str, Any], outputs: bool = False) -> dict[str, Any]:
-        """Translate the loaded batch."""
-        ids, seconds = self.peer.translate(self._batch, Search(**search))
-        tokens = sum(map(len, ids))
-        return {"seconds": seconds, "tokens": tokens, **({"outputs": ids} if outputs else {})}
+    def run(self, search: dict[str, Any]) -> dict[str, Any]:
+        """Translate the next of the loaded batches; after the last comes the first."""
+        batch = self._batches[self._turn % len(self._batches)]
+        self._turn += 1
+        ids, seconds = self.peer.translate(batch, Search(**search))
+        return {"seconds": seconds, "tokens": sum(map(len, ids)), "sentences": len(batch)}
+
+    def outputs(self, search: dict[str, Any]) -> Ids:
+        """The target ids of all loaded batches, one after the other."""
+        return [row for batch in self._batches for row in self.peer.translate(batch, Search(**search))[0]]
 
     def memory(self) -> dict[str, Any]:
         """Resident memory of this process."""

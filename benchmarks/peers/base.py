@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+MOST_AT_ONCE = 128  # sentences that go through a model together; of more, parts of similar length are made
+
 Ids = list[list[int]]
 Setting = dict[str, Any]  # what is swept, JSON values only; "env" holds environment variables of the process
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.formats import ctranslate2 as models
-from benchmarks.peers.base import Ids, Peer, Search, Setting, Weights, thread_counts
+from benchmarks.peers.base import MOST_AT_ONCE, Ids, Peer, Search, Setting, Weights, thread_counts
 
 
 class CTranslate2(Peer):
@@ -39,15 +40,13 @@ class CTranslate2(Peer):
         threads = [(1, intra) for intra in thread_counts(cores)]
         if batch > 1:
             threads += [(inter, cores // inter) for inter in thread_counts(cores) if inter > 1]
-        found = []
-        for quantization in ("int8", "float32", "int16"):
-            for inter, intra in threads:
-                for environment in ({}, {"env": {"CT2_USE_MKL": "1"}}):
-                    split = -(-batch // inter) if inter > 1 else 0
-                    found.append(
-                        {"quantization": quantization, "inter": inter, "intra": intra, "split": split, **environment}
-                    )
-        return found
+        return [
+            {"quantization": quantization, "inter": inter, "intra": intra, "split": split, **environment}
+            for quantization in ("int8", "float32", "int16")
+            for inter, intra in threads
+            for split in _splits(batch, inter)
+            for environment in ({}, {"env": {"CT2_USE_MKL": "1"}})
+        ]
 
     def prepare(self, batch: Ids) -> list[list[str]]:
         """It takes tokens, not ids."""
@@ -65,9 +64,34 @@ class CTranslate2(Peer):
             min_decoding_length=search.forced or 1,
         )
 
+    def join(self, long: Ids, short: list[int], limits: tuple[int, int]) -> dict[str, float]:
+        """Seconds of a short sentence that comes while long ones are decoded, and of the long ones."""
+        begin = time.perf_counter()
+        first = self._asynchronous(long, limits[0])
+        time.sleep(0.002)  # they run
+        sent = time.perf_counter()
+        [second] = self._asynchronous([short], limits[1])
+        second.result()
+        took = time.perf_counter() - sent
+        for result in first:
+            result.result()
+        return {"short": took, "long": time.perf_counter() - begin}
+
+    def _asynchronous(self, batch: Ids, forced: int) -> Any:
+        return self._translator.translate_batch(
+            self.prepare(batch), beam_size=1, max_decoding_length=forced, min_decoding_length=forced, asynchronous=True
+        )
+
     def outputs(self, raw: Any) -> Ids:
         """Tokens to ids."""
         return [[self._ids[token] for token in result.hypotheses[0]] for result in raw]
 
     def files(self) -> list[Path]:
         return [self._folder]
+
+
+def _splits(batch: int, workers: int) -> list[int]:
+    """Sizes that a batch may be cut to: a part for each worker, of very many sentences sorted parts; 0 cuts none."""
+    if batch > MOST_AT_ONCE:
+        return [32, 64, 128]
+    return [-(-batch // workers)] if workers > 1 else [0]

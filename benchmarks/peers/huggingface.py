@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.formats import huggingface as models
-from benchmarks.peers.base import Ids, Peer, Search, Setting, Weights, thread_counts
+from benchmarks.peers.base import MOST_AT_ONCE, Ids, Peer, Search, Setting, Weights, thread_counts
 
 
 class HuggingFace(Peer):
@@ -28,9 +28,22 @@ class HuggingFace(Peer):
     @classmethod
     def settings(cls, cores: int, batch: int) -> list[Setting]:
         """fp32 and bf16, one thread or several."""
-        return [{"dtype": d, "threads": t} for d in ("float32", "bfloat16") for t in thread_counts(cores)]
+        splits = (32, 64, 128) if batch > MOST_AT_ONCE else (0,)
+        return [
+            {"dtype": dtype, "threads": threads, "split": split}
+            for dtype in ("float32", "bfloat16")
+            for threads in thread_counts(cores)
+            for split in splits
+        ]
 
     def prepare(self, batch: Ids) -> Any:
+        """Parts of sources of similar length, each with the places of its sources in the batch."""
+        order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
+        size = self.setting.get("split") or min(len(batch), MOST_AT_ONCE)
+        parts = [order[first : first + size] for first in range(0, len(order), size)]
+        return [(part, *self._padded([batch[index] for index in part])) for part in parts]
+
+    def _padded(self, batch: Ids) -> Any:
         """Right-padded ids and their mask, both (batch, source)."""
         import torch
 
@@ -43,10 +56,12 @@ class HuggingFace(Peer):
         return ids.to(self._device), mask.to(self._device)
 
     def run(self, prepared: Any, search: Search) -> Any:
-        """Deterministic beam search without length penalty."""
+        """Every part by deterministic beam search without length penalty."""
+        return [(part, self._generate(ids, mask, search)) for part, ids, mask in prepared]
+
+    def _generate(self, ids: Any, mask: Any, search: Search) -> Any:
         import torch
 
-        ids, mask = prepared
         with torch.inference_mode():
             return self._model.generate(
                 input_ids=ids,
@@ -63,12 +78,13 @@ class HuggingFace(Peer):
             ).tolist()
 
     def outputs(self, raw: Any) -> Ids:
-        """Without the start symbol, the end symbol and what pads behind it."""
-        found = []
-        for row in raw:
-            row = row[1:]
-            end = row.index(self.weights.eos) if self.weights.eos in row else len(row)
-            found.append([token for token in row[:end] if token != self.weights.pad])
+        """In the batch's order, without the start symbol, the end symbol and what pads behind it."""
+        found: Ids = [[]] * sum(len(part) for part, _ in raw)
+        for part, rows in raw:
+            for index, row in zip(part, rows, strict=True):
+                row = row[1:]
+                end = row.index(self.weights.eos) if self.weights.eos in row else len(row)
+                found[index] = [token for token in row[:end] if token != self.weights.pad]
         return found
 
     def files(self) -> list[Path]:

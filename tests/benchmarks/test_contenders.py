@@ -33,7 +33,7 @@ def test_a_contender_translates_and_tells_its_memory(weights: Weights) -> None:
         outputs = ours.outputs(Search(forced=6))
         assert [len(output) for output in outputs] == [6, 6]
         assert 0 < ours.run(Search(forced=6)) < 60
-        assert ours.tokens == 12
+        assert ours.tokens_per_sentence == 6
         rss, peak = ours.memory()
         assert 10_000 < rss <= peak
         assert ours.disk_bytes == sum(file.stat().st_size for file in weights.path("bundle").iterdir())
@@ -41,6 +41,17 @@ def test_a_contender_translates_and_tells_its_memory(weights: Weights) -> None:
         assert len(steps) >= 6
         found = ours.call("in_flight", batch=sources, search=Search(forced=3).to_json(), concurrency=3, seconds=0.2)
         assert found["tokens"] == 3 * found["sentences"] > 0
+
+
+def test_batches_are_translated_in_turn(weights: Weights) -> None:
+    short, long = [5, weights.eos], [5, 6, 7, 5, 6, weights.eos]
+    with Contender("fuseq", weights, {}, CPUS) as ours:
+        ours.load([short], [long, short])
+        assert len(ours.outputs(Search(forced=2))) == 3
+        for _ in range(3):
+            ours.run(Search(forced=2))
+        assert ours.tokens_per_sentence == 2
+        assert ours._sentences == 1 + 2 + 1
 
 
 def test_a_contender_that_cannot_be_opened_says_why_in_one_line(weights: Weights) -> None:

@@ -19,7 +19,7 @@ def test_the_fastest_wins_and_the_first_try_does_not_decide_alone() -> None:
     first = {1: 4.0, 2: 2.0, 4: 1.9, 8: 9.0}  # 4 was lucky once
     again = {1: 4.0, 2: 2.0, 4: 2.5}
 
-    def attempt(setting: dict[str, Any], rounds: int) -> float:
+    def attempt(setting: dict[str, Any], rounds: int, patience: float) -> float:
         asked.append((setting["threads"], rounds))
         return (first if rounds == 1 else again)[setting["threads"]]
 
@@ -30,7 +30,7 @@ def test_the_fastest_wins_and_the_first_try_does_not_decide_alone() -> None:
 
 
 def test_settings_that_cannot_run_here_are_left_out() -> None:
-    def attempt(setting: dict[str, Any], rounds: int) -> float:
+    def attempt(setting: dict[str, Any], rounds: int, patience: float) -> float:
         if setting["threads"] < 8:
             raise ContenderFailed("this processor has no such instruction")
         return 1.0
@@ -40,8 +40,19 @@ def test_settings_that_cannot_run_here_are_left_out() -> None:
     assert len(found.failed) == 3
 
 
+def test_nobody_waits_for_what_is_hopeless() -> None:
+    waited: list[float] = []
+
+    def attempt(setting: dict[str, Any], rounds: int, patience: float) -> float:
+        waited.append(patience)
+        return {1: 10.0, 2: 3.0, 4: 50.0, 8: 0.1}[setting["threads"]]
+
+    best(SETTINGS, attempt, rounds=1)
+    assert waited == [300.0, 40.0, 12.0, 12.0]
+
+
 def test_nothing_runs() -> None:
-    def attempt(setting: dict[str, Any], rounds: int) -> float:
+    def attempt(setting: dict[str, Any], rounds: int, patience: float) -> float:
         raise ContenderFailed("out of memory")
 
     with pytest.raises(FuseqError, match="out of memory"):
