@@ -32,9 +32,19 @@ class Search:
     `next_load` gives a load or None when all is known; `add` takes what came of it.
     """
 
-    def __init__(self, first: float, limits: tuple[float, ...] = LIMITS_MS, most: int = MOST_POINTS) -> None:
+    def __init__(
+        self, first: float, limits: tuple[float, ...] = LIMITS_MS, most: int = MOST_POINTS, answered: float = 0.0
+    ) -> None:
+        """No load tried yet.
+
+        Args:
+            first: load to begin with, calls a second.
+            limits: of the 95th percentile, in ms.
+            most: loads tried at most.
+            answered: calls a second that the server is known to answer when it is never idle.
+        """
         self.limits, self.points = limits, list[Point]()
-        self._first, self._most = first, most
+        self._first, self._most, self._answered = first, most, answered
 
     def bounds(self, limit: float) -> tuple[float, float]:
         """The largest load known to be within the limit, and the smallest one above it that is not.
@@ -73,4 +83,4 @@ class Search:
 
     def saturation(self) -> float:
         """The most calls a second ever answered."""
-        return max((p.answered for p in self.points), default=0.0)
+        return max([self._answered, *(p.answered for p in self.points)])

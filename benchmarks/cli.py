@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run a command; an error of ours is one line and a non-zero exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = cli.main(prog_name="python -m benchmarks", standalone_mode=False)
     except click.exceptions.Abort:

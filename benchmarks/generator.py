@@ -59,6 +59,11 @@ def grpc_messages(load: Load) -> list[bytes]:
     ]
 
 
+def http_messages(load: Load) -> list[bytes]:
+    """The same as JSON; how long outputs may be is LitServe's own setting."""
+    return [json.dumps({"texts": texts, "beam": load.beam}).encode() for texts in batches(load)]
+
+
 async def _grpc_call(load: Load, stack: AsyncExitStack) -> Call:
     import grpc
 
@@ -92,7 +97,7 @@ async def _http_call(load: Load, stack: AsyncExitStack) -> Call:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=load.timeout)
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
-    bodies = [json.dumps({"texts": texts, "beam": load.beam}).encode() for texts in batches(load)]
+    bodies = http_messages(load)
     headers = {"Content-Type": "application/json"}
 
     async def call(number: int) -> str:

@@ -131,7 +131,7 @@ class _Race:
     def _search(self, server: Server) -> Search:
         """Starts at a tenth of what the server answers when it is never idle."""
         rate = self._closed_loop(server, self._plan.seconds / 3)["answered"]
-        return Search(max(1.0, rate / 10), LIMITS_MS, self._plan.points)
+        return Search(max(1.0, rate / 10), LIMITS_MS, self._plan.points, rate)
 
     def _step(self, server: Server, search: Search) -> None:
         rate = search.next_load()

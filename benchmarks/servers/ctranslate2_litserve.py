@@ -16,14 +16,14 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
 
     def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__(max_batch_size=spec["max_batch"], batch_timeout=spec["batch_timeout"])
-        self._spec = spec
+        self._settings = spec
 
     def setup(self, device: str) -> None:
         """In the worker's process."""
-        self._translator, self._tokenizer = open_translator(self._spec)
+        self._translator, self._tokenizer = open_translator(self._settings)
 
-    def decode_request(self, request: dict[str, Any]) -> tuple[list[list[str]], int]:
-        """Tokens of every text, and the beam."""
+    def decode_request(self, request):  # type: ignore[no-untyped-def]
+        """Tokens of every text, and the beam. Without annotations: LitServe takes them for parameters of the URL."""
         return [self._tokenizer.encode(text) for text in request["texts"]], request["beam"]
 
     def batch(self, inputs: list[Any]) -> list[Any]:
@@ -33,11 +33,11 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
     def predict(self, calls: Any) -> list[list[list[str]]]:
         """All sources of all calls in one batch; LitServe hands over a bare call where batching is off."""
         if isinstance(calls, tuple):
-            return translate(self._translator, calls[0], calls[1], self._spec)  # type: ignore[return-value]
+            return translate(self._translator, calls[0], calls[1], self._settings)  # type: ignore[return-value]
         found: list[list[list[str]]] = [[] for _ in calls]
         for beam in {call[1] for call in calls}:
             chosen = [index for index, call in enumerate(calls) if call[1] == beam]
-            outputs = iter(translate(self._translator, [s for i in chosen for s in calls[i][0]], beam, self._spec))
+            outputs = iter(translate(self._translator, [s for i in chosen for s in calls[i][0]], beam, self._settings))
             for index in chosen:
                 found[index] = [next(outputs) for _ in calls[index][0]]
         return found

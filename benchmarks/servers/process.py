@@ -9,15 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
-from benchmarks.generator import Load, send
+from benchmarks.generator import METHOD, Load, grpc_messages, http_messages, send
 from benchmarks.models import Subject
 from benchmarks.records import ROOT
 from serving.core.errors import FuseqError
@@ -82,18 +82,14 @@ class Server:
         return send(Load(self.address, self.subject.texts, **values))
 
     def _wait(self, begin: float) -> None:
+        first = Load(self.address, self.subject.texts, 1.0, forced=self.subject.forced, limit=self.subject.limit)
+        ask = _grpc_answers if self.kind.protocol == "grpc" else _http_answers
         while time.perf_counter() - begin < PATIENCE:
             if self.process.poll() is not None:
                 raise FuseqError(f"{self.kind.name} ended: {self._said()}")
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), 1.0):
-                    pass
-            except OSError:
-                time.sleep(0.05)
-                continue
-            if self.load(in_flight=1, seconds=0.01, timeout=5.0)["counts"].get("ok"):
+            if ask(first):
                 return
-            time.sleep(0.05)
+            time.sleep(0.02)
         raise FuseqError(f"{self.kind.name} gave no answer within {PATIENCE:g} s: {self._said()}")
 
     def _said(self) -> str:
@@ -138,6 +134,24 @@ class Server:
         self.close()
 
 
-def bundle_of(subject: Subject) -> Path:
-    """The bundle that fuseq serves."""
-    return subject.weights.path("bundle")
+def _grpc_answers(load: Load) -> bool:
+    """Whether one call is answered now, over a connection of its own."""
+    import grpc
+
+    with grpc.insecure_channel(load.address.removeprefix("grpc://")) as channel:
+        try:
+            channel.unary_unary(METHOD)(grpc_messages(load)[0], timeout=load.timeout)
+        except grpc.RpcError:
+            return False
+    return True
+
+
+def _http_answers(load: Load) -> bool:
+    """The same over HTTP."""
+    body = http_messages(load)[0]
+    request = urllib.request.Request(load.address, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=load.timeout) as answer:
+            return int(answer.status) == 200
+    except OSError:
+        return False
