@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks import machine
 from benchmarks.models import NAMES, Options, Subject, make
 from benchmarks.records import ROOT, Recorder
+from benchmarks.report import show
 from serving.core.errors import FuseqError
 
 WORK = ROOT / "build" / "bench"
@@ -81,11 +82,10 @@ def part(command: Callable[..., None]) -> Callable[..., None]:
                             foreign_load=round(load, 3), data=found.name if found else "")  # fmt: skip
         try:
             command(Session(console, recorder, chosen, quick or tiny, options, names), **arguments)
-        finally:
+        finally:  # what was found is shown even where it is complained of
             recorder.close()
-        from benchmarks.report import show
-
-        show(recorder.records, tables())
+            if len(recorder.records) > 1:
+                show(recorder.records, tables())
 
     return run
 
@@ -100,11 +100,11 @@ def cli() -> None:
     """Measure fuseq beside other engines: same weights, same machine, same run."""
 
 
-def main() -> None:
-    """Run a command; an error of ours is one line and a non-zero exit status."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command, that of the command line for None; an error of ours is one line and a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        code = cli.main(prog_name="python -m benchmarks", standalone_mode=False)
+        code = cli.main(arguments, prog_name="python -m benchmarks", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)

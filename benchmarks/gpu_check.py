@@ -146,3 +146,11 @@ def _record(peer: str, contender: Contender, size: int, times: dict[str, list[fl
         "ours_faster_high": faster.high,
     }  # fmt: skip
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in record.items()}
+
+
+if __name__ == "__main__":  # `python -m benchmarks.gpu_check`
+    import sys
+
+    from benchmarks.cli import main
+
+    main(["gpu-check", *sys.argv[1:]])

@@ -12,6 +12,7 @@ A subject is made once in a working folder and found there again.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import shutil
@@ -160,11 +161,11 @@ def _random_transformer(name: str, shape: Shape, options: Options) -> Subject:
         write_marian(shape, huggingface.folder_of(weights))
         _run_fuseq("import", "hf", str(huggingface.folder_of(weights)), "-o", str(folder / BUNDLE), "--no-gate")
         (folder / EXACT_BUNDLE).symlink_to(BUNDLE)
-        ctranslate2.convert(weights)
-        marian.convert(weights)
         return weights
 
     weights = _folder(name, options, {"shape": str(shape)}, build)
+    _convert(weights)
+    marian.convert(weights)
     known = json.loads((huggingface.folder_of(weights) / "vocab.json").read_text(encoding="utf-8"))
     length = 6 if options.tiny else LENGTH
     pool = [known[piece] for piece in whole_words(_codec()) if piece in known]
@@ -179,6 +180,12 @@ def _codec() -> SentencePieceCodec:
     from fuseq import bundled_model
 
     return SentencePieceCodec.load(bundled_model() / CODEC)
+
+
+def _convert(weights: Weights) -> None:
+    """Give the subject to CTranslate2, if it is here and was not given it before."""
+    if importlib.util.find_spec("ctranslate2") is not None:
+        ctranslate2.convert(weights)
 
 
 def write_marian(shape: Shape, folder: Path) -> None:
@@ -251,7 +258,6 @@ def _bundled(options: Options) -> Subject:
         weights = Weights(str(folder), "fuseq", size, special.pad, special.eos, special.bos)
         model = _trained(options, bundle)
         huggingface.save_m2m100(model, huggingface.folder_of(weights))
-        ctranslate2.convert(weights)
         shutil.copytree(bundle.path, folder / BUNDLE)
         codecs = Codecs.joint(bundle.file(bundle.manifest.source_codec.file).read_bytes())
         config = dict(bundle.manifest.architecture_config)
@@ -261,6 +267,7 @@ def _bundled(options: Options) -> Subject:
 
     files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
     weights = _folder("bundled", options, {"files": files, "run": str(options.run or "")}, build)
+    _convert(weights)
     texts, references = sentences(options)
     codec = open_codec(bundle, bundle.manifest.source_codec)
     longest = bundle.manifest.limits.source - 1
