@@ -56,7 +56,7 @@ def _tables(shared: bool, tied: bool) -> dict[str, tuple[str, ...]]:
     for itself, as `transformers` 5 has it, and `shared` alone was enough for one table before.
     """
     source, target = (EMBEDDING.format(side=side) for side in SIDES)
-    names = {
+    names: dict[str, tuple[str, ...]] = {
         "source_embedding.weight": (source,),
         "target_embedding.weight": (target, OUTPUT) if tied else (target,),
         "projection.weight": (target, OUTPUT) if tied else (OUTPUT,),
@@ -145,7 +145,7 @@ def tensors_of(model: Transformer) -> dict[str, Tensor]:
     Raises:
         ConfigError: the model normalises before its sublayers, which MarianMT cannot express.
     """
-    config = model.config
+    config: Config = model.config
     if config.pre_norm:
         raise ConfigError(
             "a MarianMT checkpoint has layer normalisation after each sublayer; train with pre_norm false"

@@ -12,7 +12,7 @@ from export.huggingface.config import CONFIG, GENERATION, TOKENIZER
 from export.huggingface.reader import SENTENCEPIECE, VOCABULARY, WEIGHTS
 from export.huggingface.weights import tensors_of
 from serving.core.errors import ConfigError
-from training.models.transformer import Transformer
+from training.models.transformer import Config, Transformer
 
 
 def write_checkpoint(model: Transformer, codec: bytes, folder: Path, languages: tuple[str, str] = ("", "")) -> None:
@@ -65,7 +65,8 @@ def _ids(model: Transformer) -> dict[str, Any]:
 
 
 def _config(model: Transformer) -> dict[str, Any]:
-    config, sizes = model.config, model.sizes
+    config: Config = model.config
+    sizes = model.sizes
     sides = {
         name: value
         for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
