@@ -52,7 +52,10 @@ class Shape:
 
 
 SHAPES = {"base": Shape(6, 6, 512, 2048, 8, 32_000), "small": Shape(4, 4, 256, 1024, 8, 8_000)}
-TINY = {"base": Shape(2, 2, 32, 64, 4, 500), "small": Shape(1, 1, 16, 32, 2, 400)}
+TINY = {
+    "base": Shape(2, 2, 64, 128, 4, 500),
+    "small": Shape(1, 1, 64, 128, 2, 400),
+}  # int8 kernels want multiples of 64
 NAMES = ("base", "small", "bundled", "bahdanau")
 
 

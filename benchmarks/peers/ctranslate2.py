@@ -78,8 +78,14 @@ class CTranslate2(Peer):
         return {"short": took, "long": time.perf_counter() - begin}
 
     def _asynchronous(self, batch: Ids, forced: int) -> Any:
+        split = -(-len(batch) // self.setting["inter"])  # long ones keep every worker busy
         return self._translator.translate_batch(
-            self.prepare(batch), beam_size=1, max_decoding_length=forced, min_decoding_length=forced, asynchronous=True
+            self.prepare(batch),
+            max_batch_size=split,
+            beam_size=1,
+            max_decoding_length=forced,
+            min_decoding_length=forced,
+            asynchronous=True,
         )
 
     def outputs(self, raw: Any) -> Ids:
