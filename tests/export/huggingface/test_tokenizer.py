@@ -54,8 +54,10 @@ def test_sentences_have_the_same_ids_and_come_back(both: Both) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 10**6), max_size=15))
 def test_any_ids_are_the_same_text(both: Both, numbers: list[int]) -> None:
-    pads = (both.target.special.pad, both.theirs.pad_token_id)  # of vocabularies of two sizes, theirs is the source's
-    ids = [number % both.target.size for number in numbers if number % both.target.size not in pads]
+    ids = [number % both.target.size for number in numbers]
+    # Tiny vocabularies of two sizes have pad at two places, and the configuration can name only one.
+    pads = {both.target.special.pad, both.theirs.pad_token_id}
+    ids = [i for i in ids if i not in pads and both.target.pieces([i]) != ["<pad>"]]
     assert both.target.decode(ids) == both.theirs.decode(ids, skip_special_tokens=True)
 
 
