@@ -6,6 +6,7 @@ part of every buffer, and rows that start at different steps.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,18 @@ def random_cell(model: Model, random: np.random.Generator, batch: int, length: i
     return Cell(random.integers(0, model.sizes.source_vocabulary, (batch, length)), lengths, target)
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch with one thread: with more it sums in another order, and the figures would depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 @torch.inference_mode()
 def measure_parity(model: Model, sessions: Sessions, progress: Progress = lambda stage: None) -> dict[str, float]:
     """Largest difference from PyTorch over the grid, by stage.

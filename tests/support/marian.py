@@ -73,7 +73,13 @@ def write_tokenizer(folder: Path, separate: bool = False, extra: int = 0) -> tup
         (folder / f"{side}.spm").write_bytes(model)
     spare = [f"\u2581spare{number}" for number in range(extra)]
     if separate:
-        found = {"vocab.json": vocabulary(models["source"]), "target_vocab.json": vocabulary(models["target"])}
+        # A configuration names one pad for both sides: pieces that nothing is cut into bring it to one place.
+        sizes = {side: len(vocabulary(model)) for side, model in models.items()}
+        fill = {side: [f"\u2581fill{n}" for n in range(max(sizes.values()) - size)] for side, size in sizes.items()}
+        found = {
+            name: vocabulary(models[side], extra=fill[side])
+            for side, name in (("source", "vocab.json"), ("target", "target_vocab.json"))
+        }
     else:
         found = {"vocab.json": vocabulary(*models.values(), extra=(*LANGUAGES, *spare))}
     for name, ids in found.items():
