@@ -31,7 +31,7 @@ def import_() -> None:
     nargs=2,
     type=click.Path(path_type=Path),
     metavar="SOURCE TARGET",
-    help="Development set that judges the precisions: sentences and their translations, one a line.",
+    help="Development set that calibrates int8 and judges it: sentences and their translations, one a line.",
 )
 @click.option("--name", help="Name of the model.  [default: that of the folder]")
 @click.option("--version", default="1", show_default=True, help="Version of the model.")
