@@ -90,7 +90,7 @@ def work_of(bundle: Bundle, source: int, target: int) -> Work:
 def _operations(node: Any, sizes: dict[str, float]) -> float:
     """Operations of one row in a matrix product with a constant: two for each weight."""
     if node.op_type == "MatMulNBits":
-        shape = {attribute.name: attribute.i for attribute in node.attribute}
+        shape: dict[str, int] = {attribute.name: attribute.i for attribute in node.attribute}
         return 2.0 * shape["K"] * shape["N"]
     return 2 * sizes.get(node.input[1], 0.0) if node.op_type in PRODUCTS else 0.0
 

@@ -71,7 +71,7 @@ async def _grpc_call(load: Load, stack: AsyncExitStack) -> Call:
 
     target = load.address.removeprefix("grpc://")
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-    methods = []
+    methods: list[Any] = []
     for _ in range(CHANNELS):
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, options=options))
         methods.append(channel.unary_unary(METHOD))  # bytes in and out

@@ -178,7 +178,8 @@ def _product_model(kind: str) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
     random = np.random.default_rng(0)
-    inputs, attributes, domain = ["a", "b"], {}, ""
+    inputs, domain = ["a", "b"], ""
+    attributes: dict[str, Any] = {}
     left = result = TensorProto.FLOAT
     if kind == "MatMulNBits":
         block, domain = 64, "com.microsoft"

@@ -328,7 +328,7 @@ def _bahdanau(options: Options) -> Subject:
         from training.models.base import Sizes
 
         torch.manual_seed(SEED)
-        config = {"embedding": width, "hidden": width, "attention": width}
+        config: dict[str, Any] = {"embedding": width, "hidden": width, "attention": width}
         model = Bahdanau(Config(**config), Sizes(vocabulary, vocabulary, 128, 160, special)).eval()
         torch.save({"config": config, "vocabulary": vocabulary, "state": model.state_dict()}, folder / RECURRENT)
         codecs = Codecs.joint((bundled_model() / CODEC).read_bytes())

@@ -23,11 +23,14 @@ class PlainTransformer(nn.Module):
 
     def __init__(self, other: Any, pre_norm: bool) -> None:
         super().__init__()
+        self.activation: Any
+        self.positions: Tensor  # (positions, size)
+        self.bias: Tensor  # (1, vocabulary)
         c = other.config
         self.pre_norm, self.heads = pre_norm, c.decoder_attention_heads
         self.scale = c.d_model**0.5 if c.scale_embedding else 1.0
         self.encoder, self.decoder = other.model.encoder.layers, other.model.decoder.layers
-        self.embedding = other.model.shared if pre_norm else other.model.encoder.embed_tokens
+        self.table = other.model.shared.weight  # the table alone: M2M100's module scales what it looks up
         positions = other.model.encoder.embed_positions
         table = positions.weights[positions.padding_idx + 1 :] if pre_norm else positions.weight
         self.register_buffer("positions", table.detach().clone())  # (positions, size)
@@ -39,15 +42,17 @@ class PlainTransformer(nn.Module):
         self.activation = {"relu": F.relu, "swish": F.silu, "silu": F.silu, "gelu": F.gelu}[c.activation_function]
 
     def _split(self, x: Tensor) -> Tensor:  # (batch, positions, size) -> (batch, heads, positions, d)
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
     def _around(self, norm: nn.Module, x: Tensor, block: Any) -> Tensor:
         """Residual and normalisation around a block."""
-        return x + block(norm(x)) if self.pre_norm else norm(x + block(x))
+        around: Tensor = x + block(norm(x)) if self.pre_norm else norm(x + block(x))
+        return around
 
     def _attend(self, attention: Any, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         attended = F.scaled_dot_product_attention(self._split(query), keys, values, attn_mask=mask)
-        return attention.out_proj(attended.transpose(1, 2).flatten(2))
+        out: Tensor = attention.out_proj(attended.transpose(1, 2).flatten(2))
+        return out
 
     def _feed_forward(self, layer: Any, x: Tensor) -> Tensor:
         return self._around(layer.final_layer_norm, x, lambda y: layer.fc2(self.activation(layer.fc1(y))))
@@ -55,7 +60,7 @@ class PlainTransformer(nn.Module):
     def encode(self, source: Tensor, mask: Tensor) -> Tensors:
         """source, mask (batch, source) -> mask of attention, then keys and values (batch, heads, source, d) a layer."""
         live = mask[:, None, None, :].bool()
-        x = self.embedding(source) * self.scale + self.positions[: source.shape[1]]  # (batch, source, size)
+        x = F.embedding(source, self.table) * self.scale + self.positions[: source.shape[1]]  # (batch, source, size)
         for layer in self.encoder:
             a = layer.self_attn
 
@@ -77,7 +82,7 @@ class PlainTransformer(nn.Module):
     def step(self, token: Tensor, memory: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
         """token (batch,) at the position that follows the caches -> logits (batch, vocabulary), longer caches."""
         position = state[0].shape[2]
-        x = (self.embedding(token) * self.scale + self.positions[position])[:, None]  # (batch, 1, size)
+        x = (F.embedding(token, self.table) * self.scale + self.positions[position])[:, None]  # (batch, 1, size)
         live, *crossed = memory
         grown: list[Tensor] = []
         for index, layer in enumerate(self.decoder):

@@ -46,11 +46,12 @@ def model_of(bundle: Bundle, precision: str | None = None) -> Transformer:
         manifest.special_ids(),
         manifest.source_codec == manifest.target_codec,
     )
-    model = Transformer(Config(**manifest.architecture_config), sizes).eval()
+    config = Config(**manifest.architecture_config)
+    model = Transformer(config, sizes).eval()
     found = recover(bundle, precision)
     for name in [name for name in found if name.endswith(SCALED)]:
         found[name.removesuffix(SCALED)] = found.pop(name) / np.float32(model.scale)
-    if model.config.tied:
+    if config.tied:
         table = found.get("target_embedding.weight")
         if table is not None:
             found |= {f"{n}.weight": table for n in ("target_embedding", "source_embedding", "projection")}

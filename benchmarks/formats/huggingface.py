@@ -14,8 +14,6 @@ from benchmarks.peers.base import Weights
 if TYPE_CHECKING:
     import torch
 
-    from training.models.transformer import Transformer
-
 MARIAN, M2M100 = "marian", "m2m100"  # folders of a subject
 POSITIONS = "positions.npy"
 
@@ -63,8 +61,8 @@ def use_positions(model: Any, table: torch.Tensor) -> None:
         module.weights = weights
 
 
-def save_m2m100(model: Transformer, folder: Path) -> None:
-    """Write our pre-norm Transformer as an M2M100 checkpoint.
+def save_m2m100(model: Any, folder: Path) -> None:
+    """Write `model`, our Transformer with norms in front, as an M2M100 checkpoint.
 
     Raises:
         ConfigError: it is not such a model.
@@ -107,7 +105,7 @@ def save_m2m100(model: Transformer, folder: Path) -> None:
     np.save(folder / POSITIONS, model.position_table.detach().to(torch.float32).numpy())
 
 
-def m2m100_state(model: Transformer) -> dict[str, torch.Tensor]:
+def m2m100_state(model: Any) -> dict[str, torch.Tensor]:
     """Our weights under M2M100's names, packed projections taken apart."""
     norms = {
         "around_attention.norm": "self_attn_layer_norm",

@@ -96,7 +96,7 @@ class Peer(ABC):
 
     def disk_bytes(self) -> int:
         """Size of the model on disk."""
-        found = set()
+        found: set[Path] = set()
         for path in self.files():
             found.update(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else found.add(path)
         return sum(file.stat().st_size for file in found)

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Ours(Peer):
                     done.set()
 
         for index, source in enumerate(prepared):
-            self._engine.submit(Job(source, options, lambda outcome, index=index: put(index, outcome)))
+            self._engine.submit(Job(source, options, partial(put, index)))
         done.wait()
         for answer in answers:
             if isinstance(answer, FuseqError):

@@ -142,7 +142,11 @@ def _export(weights: Weights, folder: Path) -> None:
     state_names = [f"state{i}" for i in range(len(state))]
     axes = {name: _axes(tensor, "source") for name, tensor in zip(memory_names, memory, strict=True)}
     axes |= {name: _axes(tensor, "time") for name, tensor in zip(state_names, state, strict=True)}
-    quiet = {"dynamo": False, "opset_version": 17, "do_constant_folding": True}  # the exporter of most tutorials
+    quiet: dict[str, Any] = {
+        "dynamo": False,
+        "opset_version": 17,
+        "do_constant_folding": True,
+    }  # the exporter of most tutorials
     ids = {0: "row", 1: "source"}
     torch.onnx.export(
         Encoder().eval(), (source, mask), str(folder / ENCODER), input_names=["source", "mask"],

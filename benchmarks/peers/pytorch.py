@@ -42,8 +42,9 @@ class Eager(Peer):
         return self._plain.pad_batch(batch, self.weights.pad, self._device)
 
     def run(self, prepared: Any, search: Search) -> Any:
+        source, mask = prepared
         with self._torch.inference_mode():
-            return self._loop(*prepared, search).tolist()  # waits for the device
+            return self._loop(source, mask, search).tolist()  # waits for the device
 
     def outputs(self, raw: Any) -> Ids:
         return self._plain.until_end(raw, self.weights.eos)

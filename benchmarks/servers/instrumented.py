@@ -114,13 +114,12 @@ def instrument(clock: Clock) -> list[str]:
                     found += 1
         if not found:
             missing.append(part)
-    from serving import registry
-
+    registry: Any = importlib.import_module("serving.registry")
     plain = registry.open_stages
 
     def timed(*arguments: Any, **named: Any) -> Any:
         stages = plain(*arguments, **named)
-        wrapped = {stage: TimedGraph(getattr(stages, stage), clock) for stage in ("encode", "step")}
+        wrapped: dict[str, Any] = {stage: TimedGraph(getattr(stages, stage), clock) for stage in ("encode", "step")}
         return dataclasses.replace(stages, **wrapped)
 
     registry.open_stages = timed

@@ -140,7 +140,8 @@ def _grpc_answers(load: Load) -> bool:
 
     with grpc.insecure_channel(load.address.removeprefix("grpc://")) as channel:
         try:
-            channel.unary_unary(METHOD)(grpc_messages(load)[0], timeout=load.timeout)
+            call: Any = channel.unary_unary(METHOD)
+            call(grpc_messages(load)[0], timeout=load.timeout)
         except grpc.RpcError:
             return False
     return True
