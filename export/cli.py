@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from export.options import bundle_options
 from serving.core.errors import MissingDependency
 from serving.core.manifest import Bundle, open_bundle
 
@@ -14,14 +15,7 @@ __all__ = ["export", "inspect"]
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the bundle.")
-@click.option(
-    "--precision",
-    "precisions",
-    type=click.Choice(["fp32", "int8"]),
-    multiple=True,
-    help="May be repeated; the last one is the default of the server.  [default: fp32 int8]",
-)
+@bundle_options
 @click.option(
     "--dev",
     nargs=2,
@@ -30,11 +24,7 @@ __all__ = ["export", "inspect"]
     help="Development set that judges the precisions.  [default: the one of the training]",
 )
 @click.option("--name", help="Name of the model.  [default: that of the training]")
-@click.option("--version", default="1", show_default=True, help="Version of the model.")
 @click.option("--beam", type=click.IntRange(1), default=1, show_default=True, help="Beam of requests that name none.")
-@click.option("--max-loss", type=float, default=0.5, show_default=True, help="BLEU that int8 may lose against fp32.")
-@click.option("--no-gate", is_flag=True, help="Measure no quality; say so in the manifest.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
 def export(
     checkpoint: Path,
     output: Path,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from export.options import bundle_options
 from serving.core.errors import MissingDependency
 
 __all__ = ["import_"]
@@ -18,14 +19,7 @@ def import_() -> None:
 
 @import_.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the bundle.")
-@click.option(
-    "--precision",
-    "precisions",
-    type=click.Choice(["fp32", "int8"]),
-    multiple=True,
-    help="May be repeated; the last one is the default of the server.  [default: fp32 int8]",
-)
+@bundle_options
 @click.option(
     "--dev",
     nargs=2,
@@ -34,11 +28,7 @@ def import_() -> None:
     help="Development set that calibrates int8 and judges it: sentences and their translations, one a line.",
 )
 @click.option("--name", help="Name of the model.  [default: that of the folder]")
-@click.option("--version", default="1", show_default=True, help="Version of the model.")
 @click.option("--beam", type=click.IntRange(1), help="Beam of requests that name none.  [default: the checkpoint's]")
-@click.option("--max-loss", type=float, default=0.5, show_default=True, help="BLEU that int8 may lose against fp32.")
-@click.option("--no-gate", is_flag=True, help="Measure no quality; say so in the manifest.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
 def hf(
     folder: Path,
     output: Path,

@@ -73,7 +73,7 @@ class Pool:
             waiting = sum(engine.waiting for engine in self.engines)
             full = waiting >= self.settings.queue
             if not full:
-                min(self.engines, key=_load).submit(job)
+                min(self.engines, key=lambda engine: engine.load).submit(job)
                 return
             self._refused += 1
         error = Overloaded(f"{waiting} jobs are waiting, as many as may; try again later")
@@ -124,7 +124,3 @@ def share_out(workers: int = 0, threads: int = 0) -> tuple[int, int]:
     if not workers:
         workers = max(1, usable // max(1, threads))
     return workers, threads or max(1, usable // workers)
-
-
-def _load(engine: Engine) -> int:
-    return engine.load
